@@ -1,0 +1,129 @@
+/**
+ * Text as the service stores it, and frames as one ASCII line: the only codec of the project.
+ *
+ * A room stores text after a sweep (control, format, private-use, surrogate and separator characters become blanks, the
+ * ends are trimmed). A frame is JSON written so that the sweep cannot touch it: compact, U+0020 to U+007E only, all
+ * else escaped. It then is exactly what Python's `json.dumps(value, separators=(",", ":"), ensure_ascii=True)` prints,
+ * numbers aside.
+ *
+ * @module
+ */
+import { EmptyText, FrameTooLong, TechnocoreError } from './errors.ts';
+
+/** Code points that one message may hold, after the sweep. */
+export const MAX_TEXT = 4096;
+/** Code points that one note may hold, after the sweep. */
+export const MAX_NOTE = 8192;
+
+/** Any JSON value. */
+export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
+/** A decoded frame: a JSON object, or an array of them (a batch). Members are strangers' until checked. */
+export type Frame = { [key: string]: Json } | Json[];
+
+// Cs finds lone surrogates only: under the `u` flag a pair is one code point of another category.
+const SWEPT = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu;
+
+/** Number of code points; a lone surrogate counts as one. */
+export function codePoints(text: string): number {
+  let pairs = 0;
+  for (let i = 0; i + 1 < text.length; i++) {
+    if ((text.charCodeAt(i) & 0xfc00) === 0xd800 && (text.charCodeAt(i + 1) & 0xfc00) === 0xdc00) {
+      pairs++;
+      i++;
+    }
+  }
+  return text.length - pairs;
+}
+
+/**
+ * What the service will store of a text: each code point of category Cc, Cf, Cs, Co, Zl or Zp becomes one blank, then
+ * white space at both ends goes. Nothing is normalised. Sign the swept text.
+ *
+ * @param limit most code points allowed afterwards: {@link MAX_TEXT} for messages, {@link MAX_NOTE} for notes
+ * @throws EmptyText nothing is left
+ * @throws FrameTooLong more than `limit` code points are left
+ */
+export function sweep(text: string, limit: number = MAX_TEXT): string {
+  const swept = text.replace(SWEPT, ' ').trim();
+  if (swept === '') throw new EmptyText();
+  // Counting is needed only where UTF-16 units could mislead.
+  if (swept.length > limit) {
+    const chars = codePoints(swept);
+    if (chars > limit) throw new FrameTooLong(chars, limit);
+  }
+  return swept;
+}
+
+const BEYOND_ASCII = /[\x7f-\uffff]/;
+const HEX = Array.from({ length: 256 }, (_, byte) => byte.toString(16).padStart(2, '0'));
+
+/** Any JSON value as one ASCII line of any length: {@link encode} without its limit. */
+export function encodeLong(frame: unknown): string {
+  let text: string | undefined;
+  try {
+    text = JSON.stringify(frame);
+  } catch (cause) {
+    throw new TechnocoreError('bad_frame', 'the value cannot be written as JSON', cause);
+  }
+  if (text === undefined) throw new TechnocoreError('bad_frame', 'the value has no JSON form');
+  let at = text.search(BEYOND_ASCII);
+  if (at < 0) return text;
+  let ascii = '';
+  let from = 0;
+  for (; at < text.length; at++) {
+    const unit = text.charCodeAt(at);
+    if (unit < 0x7f) continue;
+    // DEL counts as beyond: the service sweeps it and JSON.stringify leaves it raw.
+    ascii += `${text.slice(from, at)}\\u${HEX[unit >> 8]}${HEX[unit & 255]}`;
+    from = at + 1;
+  }
+  return ascii + text.slice(from);
+}
+
+/**
+ * A frame as one ASCII line that a room stores unchanged.
+ *
+ * @throws FrameTooLong the line has more than {@link MAX_TEXT} characters; the error holds the count
+ * @throws TechnocoreError `bad_frame`: cyclic, a BigInt, or without JSON form
+ */
+export function encode(frame: Json): string {
+  const text = encodeLong(frame);
+  if (text.length > MAX_TEXT) throw new FrameTooLong(text.length, MAX_TEXT);
+  return text;
+}
+
+/** The frame in a text: a JSON object or array, else undefined. Never throws. */
+export function decode(text: string): Frame | undefined {
+  try {
+    const value: unknown = JSON.parse(text);
+    return typeof value === 'object' && value !== null ? (value as Frame) : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+// A whole string token, so that nothing inside a quoted text is taken for a member; then, if it is a member's name with
+// an integer for value, that integer.
+const TOKEN = /("[^"\\]*(?:\\.[^"\\]*)*")(\s*:\s*)?(-?(?:0|[1-9]\d*)(?![\d.eE]))?/gs;
+
+/**
+ * `JSON.parse`, with the integers of members called `name` kept as strings of their exact digits: nonces and seqs have
+ * up to 20 digits, and a double holds 15.
+ *
+ * @throws SyntaxError not JSON
+ */
+export function parseExact(text: string, name: string): unknown {
+  const quoted = text.replace(TOKEN, (all, key: string, colon: string | undefined, digits: string | undefined) =>
+    colon !== undefined &&
+    digits !== undefined &&
+    (key === `"${name}"` || (key.includes('\\') && JSON.parse(key) === name))
+      ? `${key}${colon}"${digits}"`
+      : all,
+  );
+  return JSON.parse(quoted);
+}
+
+/** True for a JSON object: neither null nor an array. */
+export function isObject(value: unknown): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null && !Array.isArray(value);
+}
