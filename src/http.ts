@@ -1,0 +1,352 @@
+/**
+ * One HTTP request, one long-poll loop, and what they share: clock, randomness, budgets. Knows neither rooms nor
+ * relays; both are customers.
+ *
+ * @module
+ */
+import { BadName, HttpError, RateLimited, TechnocoreError, Unavailable } from './errors.ts';
+
+/** Time as a parameter, so that everything can be simulated. */
+export interface Clock {
+  /** Milliseconds since the epoch. */
+  now(): number;
+  /** Resolves after `ms`; rejects with the signal's reason when it aborts, leaving no timer behind. */
+  sleep(ms: number, signal?: AbortSignal): Promise<void>;
+}
+
+/** The clock of the machine. */
+export const systemClock: Clock = {
+  now: () => Date.now(),
+  sleep: (ms, signal) =>
+    new Promise((resolve, reject) => {
+      if (signal?.aborted) return reject(signal.reason);
+      const done = (): void => {
+        clearTimeout(timer);
+        signal?.removeEventListener('abort', done);
+        if (signal?.aborted) reject(signal.reason);
+        else resolve();
+      };
+      // A longer delay would overflow the timer and fire at once.
+      const timer = setTimeout(done, Math.min(Math.max(ms, 0), 0x7fffffff));
+      signal?.addEventListener('abort', done);
+    }),
+};
+
+/** Something that happened on the way and did not end the operation: a retry, a gap, a refused frame. */
+export interface Event {
+  /** retry, throttled, gap, epoch, skipped, refused, late … */
+  kind: string;
+  [detail: string]: unknown;
+}
+
+/** Options that every function which talks to a service takes. */
+export interface Options {
+  /** Address of the service; default: environment `TECHNOCORE_URL` where there is one, else https://technocore.chat */
+  base?: string;
+  /** Default: the global `fetch`. */
+  fetch?: typeof fetch;
+  /** Ends the operation; it then rejects with the signal's reason. */
+  signal?: AbortSignal;
+  clock?: Clock;
+  /** Source of random bytes; default: the platform's. */
+  random?: (bytes: number) => Uint8Array;
+  /** `get`: never POST, for callers behind a GET-only tool. `post`: always POST. Default `auto`: GET where it fits. */
+  lane?: 'auto' | 'get' | 'post';
+  /** Told of what happened on the way. Errors it throws are ignored. */
+  onEvent?: (event: Event) => void;
+}
+
+type Shared = Map<object, unknown>;
+
+/** A service as one set of options reaches it. Two with the same base, `fetch` and clock share budgets and loops. */
+export interface Transport {
+  readonly base: string;
+  readonly fetch: typeof fetch;
+  readonly clock: Clock;
+  readonly random: (bytes: number) => Uint8Array;
+  readonly lane: 'auto' | 'get' | 'post';
+  readonly onEvent: (event: Event) => void;
+  readonly shared: Shared;
+}
+
+const DEFAULT_BASE = 'https://technocore.chat';
+
+// fetch -> clock -> base -> what is shared. Weak, so that a simulated world is collected with its clock.
+const worlds = new WeakMap<typeof fetch, WeakMap<Clock, Map<string, Shared>>>();
+
+function getOrMake<K, V>(map: { get(k: K): V | undefined; set(k: K, v: V): unknown }, key: K, make: () => V): V {
+  let value = map.get(key);
+  if (value === undefined) map.set(key, (value = make()));
+  return value;
+}
+
+function environmentUrl(): string | undefined {
+  try {
+    return (globalThis as { process?: { env?: Record<string, string | undefined> } }).process?.env?.['TECHNOCORE_URL'];
+  } catch {
+    // A sandbox that does not let us read the environment.
+    return undefined;
+  }
+}
+
+/**
+ * The transport that options describe.
+ *
+ * @throws BadName `base` is not an http or https address
+ */
+export function transportOf(o: Options = {}): Transport {
+  const base = (o.base ?? environmentUrl() ?? DEFAULT_BASE).replace(/\/+$/, '');
+  if (!/^https?:\/\/[^\s/?#]+(\/[^\s?#]*)?$/i.test(base)) throw new BadName(base, 'not the address of a service');
+  const fetch = o.fetch ?? globalThis.fetch;
+  const clock = o.clock ?? systemClock;
+  const clocks = getOrMake(worlds, fetch, () => new WeakMap<Clock, Map<string, Shared>>());
+  const bases = getOrMake(clocks, clock, () => new Map<string, Shared>());
+  return {
+    base,
+    fetch,
+    clock,
+    random: o.random ?? ((n) => globalThis.crypto.getRandomValues(new Uint8Array(n))),
+    lane: o.lane ?? 'auto',
+    onEvent: (event) => {
+      try {
+        o.onEvent?.(event);
+      } catch {
+        // A broken listener must not break what it listens to.
+      }
+    },
+    shared: getOrMake(bases, base, () => new Map()),
+  };
+}
+
+/** The value that all users of one transport share under `key`, made at first use. */
+export function sharedOf<T>(t: Transport, key: object, make: () => T): T {
+  return getOrMake(t.shared as Map<object, T>, key, make);
+}
+
+/** A float in [0, 1) from the transport's randomness. */
+export function randomFloat(random: (bytes: number) => Uint8Array): number {
+  const [a = 0, b = 0, c = 0, d = 0] = random(4);
+  return (((a << 24) | (b << 16) | (c << 8) | d) >>> 0) / 0x1_0000_0000;
+}
+
+// --- request ----------------------------------------------------------------------------------------------------
+
+/** What to send. */
+export interface Request {
+  method?: 'GET' | 'POST';
+  /** Path and query, already encoded, from the first slash on. */
+  path: string;
+  headers?: Record<string, string>;
+  body?: string;
+  /** The budget it is charged to; absent: free. */
+  bucket?: 'read' | 'write';
+  /** How long the server may hold it, ms. */
+  waitMs?: number;
+  /** How long headers and body may take on top of `waitMs`, ms; default 15,000. */
+  timeoutMs?: number;
+  /** Most bytes of body read; default 16 MiB. */
+  maxBytes?: number;
+  signal?: AbortSignal;
+}
+
+/** What came back: any status, body whole. */
+export interface Reply {
+  status: number;
+  headers: Headers;
+  text: string;
+}
+
+/**
+ * One HTTP request with a deadline on headers and body together. No redirect is followed (a signed URL must not reach
+ * another host), no body past its cap is read, nothing is retried.
+ *
+ * @throws Unavailable no connection, deadline passed, body cut short or too large: whether it was executed is unknown
+ * @throws the signal's reason when it aborts
+ */
+export async function request(t: Transport, r: Request): Promise<Reply> {
+  r.signal?.throwIfAborted();
+  const stop = new AbortController();
+  const limitMs = (r.waitMs ?? 0) + (r.timeoutMs ?? 15_000);
+  const onAbort = (): void => stop.abort(r.signal?.reason);
+  r.signal?.addEventListener('abort', onAbort);
+  const timer = new AbortController();
+  t.clock.sleep(limitMs, timer.signal).then(
+    () => stop.abort(new Unavailable(`${t.base} gave no complete answer within ${limitMs} ms`)),
+    () => {},
+  );
+  // A fetch that ignores its signal must not hold us.
+  const stopped = new Promise<never>((_, reject) => {
+    stop.signal.addEventListener('abort', () => reject(stop.signal.reason), { once: true });
+  });
+  const work = (async () => {
+    const { fetch } = t;
+    const response = await fetch(t.base + r.path, {
+      method: r.method ?? 'GET',
+      redirect: 'manual',
+      signal: stop.signal,
+      ...(r.headers && { headers: r.headers }),
+      ...(r.body !== undefined && { body: r.body }),
+    });
+    return { status: response.status, headers: response.headers, text: await bodyOf(response, r.maxBytes ?? 1 << 24) };
+  })();
+  try {
+    return await Promise.race([work, stopped]);
+  } catch (cause) {
+    if (stop.signal.aborted) throw stop.signal.reason;
+    if (TechnocoreError.is(cause)) throw cause;
+    throw new Unavailable(`${t.base} could not be reached or broke off`, cause);
+  } finally {
+    r.signal?.removeEventListener('abort', onAbort);
+    timer.abort();
+    // Whatever is still under way is abandoned without an unhandled rejection.
+    work.catch(() => {});
+    stopped.catch(() => {});
+    stop.abort();
+  }
+}
+
+async function bodyOf(response: Response, maxBytes: number): Promise<string> {
+  const announced = Number(response.headers.get('content-length') ?? Number.NaN);
+  if (announced > maxBytes) throw new Unavailable(`an answer of ${announced} bytes, and the limit is ${maxBytes}`);
+  // An announced length bounds the body, unless what arrives is compressed.
+  if (!response.body || (announced >= 0 && !response.headers.has('content-encoding'))) return response.text();
+  const reader = response.body.getReader();
+  const decoder = new TextDecoder();
+  let text = '';
+  for (let bytes = 0; ; ) {
+    const { done, value } = await reader.read();
+    if (done) return text + decoder.decode();
+    bytes += value.length;
+    if (bytes > maxBytes) {
+      reader.cancel().catch(() => {});
+      throw new Unavailable(`an answer of more than ${maxBytes} bytes`);
+    }
+    text += decoder.decode(value, { stream: true });
+  }
+}
+
+/**
+ * How long a 429 or 503 asks to wait, ms: the `Retry-After` header (seconds or a date), else the body's
+ * `retry after: <s>s`, else undefined. At most a day.
+ */
+export function retryAfterMs(reply: Reply, clock: Clock): number | undefined {
+  const header = reply.headers.get('retry-after')?.trim();
+  const seconds =
+    header && /^\d+(\.\d+)?$/.test(header) ? header : /^retry after: (\d+(?:\.\d+)?)s/m.exec(reply.text)?.[1];
+  const ms = seconds !== undefined ? Number(seconds) * 1000 : header ? Date.parse(header) - clock.now() : Number.NaN;
+  return Number.isFinite(ms) ? Math.min(Math.max(ms, 0), 86_400_000) : undefined;
+}
+
+/** The error that a reply of any HTTP service stands for, by its status alone. */
+export function failureOf(reply: Reply, bucket: 'read' | 'write', clock: Clock): TechnocoreError {
+  const { status, text } = reply;
+  if (status === 429) return new RateLimited(bucket, retryAfterMs(reply, clock) ?? 1000);
+  if (status >= 500) return new Unavailable(`the service answered ${status}`, new HttpError(status, text));
+  // Status 0 is how a browser shows a redirect that was not followed.
+  if (status === 0 || (status >= 300 && status < 400)) {
+    return new HttpError(status, text, 'http', 'the service answered with a redirect, and none is followed');
+  }
+  return new HttpError(status, text);
+}
+
+// --- retry and long poll ----------------------------------------------------------------------------------------
+
+/** Whether trying again later can help, without any doubt about what the failed attempt did to a read. */
+export function isTransient(e: unknown): boolean {
+  return (
+    TechnocoreError.is(e) && (e.code === 'unavailable' || e.code === 'rate_limited' || (e as HttpError).status === 408)
+  );
+}
+
+/** Delay before attempt `failures + 1`, ms: what the service asked for, else doubling from 100 ms to 10 s, jittered. */
+export function backoffMs(failures: number, cause: unknown, random: (bytes: number) => Uint8Array): number {
+  const asked = TechnocoreError.is(cause) && cause.code === 'rate_limited' ? (cause as RateLimited).retryAfterMs : 0;
+  const step = Math.min(100 * 2 ** failures, 10_000);
+  return asked + step * (0.5 + randomFloat(random) / 2);
+}
+
+/**
+ * Runs a read until it succeeds, fails for good, or `deadline` would pass.
+ *
+ * @param deadline clock time, ms, after which no new attempt starts
+ * @throws what the last attempt threw
+ */
+export async function retrying<T>(
+  t: Transport,
+  deadline: number,
+  run: () => Promise<T>,
+  signal?: AbortSignal,
+): Promise<T> {
+  for (let failures = 0; ; failures++) {
+    try {
+      return await run();
+    } catch (cause) {
+      const delay = backoffMs(failures, cause, t.random);
+      if (!isTransient(cause) || t.clock.now() + delay > deadline) throw cause;
+      t.onEvent({ kind: 'retry', cause, afterMs: delay });
+      await t.clock.sleep(delay, signal);
+    }
+  }
+}
+
+/** One answer to a long poll. */
+export interface Polled<T> {
+  /** What came; undefined when nothing did. */
+  value?: T;
+  /** False when the server says that it did not hold the request. */
+  held?: boolean;
+}
+
+/** How {@link poll} paces itself. */
+export interface PollOptions {
+  /** How long the server is asked to hold a request, ms; default 10,000. */
+  waitMs?: number;
+  signal?: AbortSignal;
+}
+
+/** Shortest time between two polls that came back empty before their time, ms: first, and at most. */
+const FLOOR_MS = [250, 2000] as const;
+
+/**
+ * The long-poll loop: asks again and again, for ever. Transient failures are waited out; an empty answer that came
+ * before its time (a server that does not hold, a fifth waiter) never becomes a busy loop.
+ *
+ * @param step one request that the server may hold for `waitMs`
+ * @throws what `step` throws, unless it is transient; the signal's reason
+ */
+export async function* poll<T>(
+  t: Transport,
+  step: (waitMs: number) => Promise<Polled<T>>,
+  o: PollOptions = {},
+): AsyncGenerator<T> {
+  const waitMs = o.waitMs ?? 10_000;
+  let floor: number = FLOOR_MS[0];
+  for (let failures = 0; ; ) {
+    const start = t.clock.now();
+    let polled: Polled<T>;
+    try {
+      o.signal?.throwIfAborted();
+      polled = await step(waitMs);
+      failures = 0;
+    } catch (cause) {
+      if (!isTransient(cause)) throw cause;
+      const afterMs = backoffMs(failures++, cause, t.random);
+      t.onEvent({ kind: 'retry', cause, afterMs });
+      await t.clock.sleep(afterMs, o.signal);
+      continue;
+    }
+    if (polled.value !== undefined) {
+      floor = FLOOR_MS[0];
+      yield polled.value;
+      continue;
+    }
+    const took = t.clock.now() - start;
+    // A clock that was set back makes `took` useless; the floor then holds.
+    if (polled.held !== false && took >= Math.min(waitMs, 1000) * 0.9) {
+      floor = FLOOR_MS[0];
+      continue;
+    }
+    await t.clock.sleep(floor, o.signal);
+    floor = Math.min(floor * 1.5, FLOOR_MS[1]);
+  }
+}
