@@ -1,0 +1,163 @@
+/**
+ * Bytes as text and back: hex, base64url, base64, base58, UTF-8. Every decoder is exact: one spelling per value (hex
+ * alone takes either case), anything else is undefined. None of them throws on a string.
+ *
+ * @module
+ */
+
+const HEX: string[] = /* @__PURE__ */ Array.from({ length: 256 }, (_, byte) => byte.toString(16).padStart(2, '0'));
+
+/** Lower-case hex. */
+export function toHex(bytes: Uint8Array): string {
+  let text = '';
+  for (let i = 0; i < bytes.length; i++) text += HEX[bytes[i]!];
+  return text;
+}
+
+// -1 for what is no digit; the sign survives the shift and the `|` below.
+function hexDigit(code: number): number {
+  const letter = code | 32;
+  return code >= 48 && code <= 57 ? code - 48 : letter >= 97 && letter <= 102 ? letter - 87 : -1;
+}
+
+/** Bytes of an even number of hex digits, either case. */
+export function fromHex(text: string): Uint8Array | undefined {
+  if (text.length % 2 !== 0) return undefined;
+  const bytes = new Uint8Array(text.length / 2);
+  for (let i = 0; i < bytes.length; i++) {
+    const byte = (hexDigit(text.charCodeAt(2 * i)) << 4) | hexDigit(text.charCodeAt(2 * i + 1));
+    if (byte < 0) return undefined;
+    bytes[i] = byte;
+  }
+  return bytes;
+}
+
+const ALPHANUMERIC = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789';
+
+function encode64(bytes: Uint8Array, last: string): string {
+  const digits = ALPHANUMERIC + last;
+  let text = '';
+  let bits = 0;
+  let held = 0;
+  for (let i = 0; i < bytes.length; i++) {
+    held = (held << 8) | bytes[i]!;
+    for (bits += 8; bits >= 6; ) text += digits[(held >> (bits -= 6)) & 63];
+    held &= 63;
+  }
+  return bits === 0 ? text : text + digits[(held << (6 - bits)) & 63];
+}
+
+function decode64(text: string, plus: number, slash: number): Uint8Array | undefined {
+  if (text.length % 4 === 1) return undefined;
+  const bytes = new Uint8Array((text.length * 3) >> 2);
+  let at = 0;
+  let bits = 0;
+  let held = 0;
+  for (let i = 0; i < text.length; i++) {
+    const code = text.charCodeAt(i);
+    let digit: number;
+    if (code >= 97 && code <= 122) digit = code - 71;
+    else if (code >= 65 && code <= 90) digit = code - 65;
+    else if (code >= 48 && code <= 57) digit = code + 4;
+    else if (code === plus) digit = 62;
+    else if (code === slash) digit = 63;
+    else return undefined;
+    held = ((held << 6) | digit) & 0xfff;
+    bits += 6;
+    if (bits >= 8) bytes[at++] = held >> (bits -= 8);
+  }
+  // The spare bits of the last digit are zero, or the same bytes would have several spellings.
+  return (held & ((1 << bits) - 1)) === 0 ? bytes : undefined;
+}
+
+/** Base64url without padding (RFC 4648, section 5). */
+export function toBase64url(bytes: Uint8Array): string {
+  return encode64(bytes, '-_');
+}
+
+/** Bytes of unpadded base64url; undefined also when the last digit has spare bits set. */
+export function fromBase64url(text: string): Uint8Array | undefined {
+  return decode64(text, 45, 95);
+}
+
+/** Standard base64 with padding (RFC 4648, section 4). */
+export function toBase64(bytes: Uint8Array): string {
+  const text = encode64(bytes, '+/');
+  return text.padEnd((text.length + 3) & ~3, '=');
+}
+
+/** Bytes of padded standard base64; undefined also when padding is missing or spare bits are set. */
+export function fromBase64(text: string): Uint8Array | undefined {
+  return text.length % 4 === 0 ? decode64(text.replace(/={1,2}$/, ''), 43, 47) : undefined;
+}
+
+const BASE58 = '123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz';
+
+// Digits of one base in another, both little-endian, without leading zeros. Quadratic: for keys, not for documents.
+function convert(digits: Iterable<number>, from: number, to: number): number[] {
+  const out: number[] = [];
+  for (let carry of digits) {
+    for (let i = 0; i < out.length; i++) {
+      carry += out[i]! * from;
+      out[i] = carry % to;
+      carry = (carry / to) | 0;
+    }
+    for (; carry > 0; carry = (carry / to) | 0) out.push(carry % to);
+  }
+  return out;
+}
+
+/** Base58 with Bitcoin's alphabet. Takes quadratic time: meant for keys. */
+export function toBase58(bytes: Uint8Array): string {
+  let text = '';
+  for (const digit of convert(bytes, 256, 58)) text = BASE58[digit] + text;
+  for (let i = 0; bytes[i] === 0; i++) text = `1${text}`;
+  return text;
+}
+
+/** Bytes of base58. Takes quadratic time: bound the length of what strangers send. */
+export function fromBase58(text: string): Uint8Array | undefined {
+  const digits = Array.from(text, (char) => BASE58.indexOf(char));
+  if (digits.includes(-1)) return undefined;
+  const bytes = convert(digits, 58, 256);
+  for (let i = 0; digits[i] === 0; i++) bytes.push(0);
+  return Uint8Array.from(bytes.reverse());
+}
+
+const encoder: TextEncoder = /* @__PURE__ */ new TextEncoder();
+// ignoreBOM means: leave it in the text.
+const decoder: TextDecoder = /* @__PURE__ */ new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
+
+/** UTF-8; a lone surrogate becomes U+FFFD, as everywhere on the web platform. */
+export function utf8(text: string): Uint8Array {
+  return encoder.encode(text);
+}
+
+/** The text of UTF-8 bytes, a leading BOM kept; undefined for bytes that are not UTF-8. */
+export function fromUtf8(bytes: Uint8Array): string | undefined {
+  try {
+    return decoder.decode(bytes);
+  } catch {
+    return undefined;
+  }
+}
+
+/** All parts in one new array. */
+export function concat(...parts: Uint8Array[]): Uint8Array {
+  let length = 0;
+  for (const part of parts) length += part.length;
+  const all = new Uint8Array(length);
+  let at = 0;
+  for (const part of parts) {
+    all.set(part, at);
+    at += part.length;
+  }
+  return all;
+}
+
+/** Equality in time that depends on the lengths alone. */
+export function equalBytes(a: Uint8Array, b: Uint8Array): boolean {
+  let differing = a.length ^ b.length;
+  for (let i = 0; i < a.length && i < b.length; i++) differing |= a[i]! ^ b[i]!;
+  return differing === 0;
+}

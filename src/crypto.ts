@@ -1,0 +1,464 @@
+/**
+ * The primitives, each twice: by noble, which defines what is correct and is always there, and by `node:crypto` where
+ * that can be had synchronously, which is 3 to 30 times as fast. Which one works is found out per primitive, at its
+ * first use, by a known answer. Nothing here shows a secret: keys live in closures.
+ *
+ * @module
+ */
+import { gcm } from '@noble/ciphers/aes.js';
+import { chacha20poly1305 } from '@noble/ciphers/chacha.js';
+import { ed25519 as nobleEd25519, x25519 as nobleX25519 } from '@noble/curves/ed25519.js';
+import { hmac } from '@noble/hashes/hmac.js';
+import { sha256 as nobleSha256, sha512 } from '@noble/hashes/sha2.js';
+import { concat, equalBytes, fromBase64url, toBase64url, toHex } from './bytes.ts';
+import { BadKey } from './errors.ts';
+
+/** An Ed25519 key pair. */
+export interface Ed25519Key {
+  /** 32 bytes. */
+  readonly publicKey: Uint8Array;
+  /** The signature, 64 bytes (RFC 8032, deterministic). */
+  sign(message: Uint8Array): Uint8Array;
+}
+
+/** An X25519 key pair. */
+export interface X25519Key {
+  /** 32 bytes. */
+  readonly publicKey: Uint8Array;
+  /**
+   * The secret shared with the holder of `peer`, 32 bytes, to be hashed before use.
+   *
+   * @throws BadKey not 32 bytes, or a point of small order, with which the secret would be no secret
+   */
+  shared(peer: Uint8Array): Uint8Array;
+}
+
+/** Authenticated encryption under one key, with nonces of 12 bytes and tags of 16, at the end of the sealed bytes. */
+export interface Aead {
+  /**
+   * Never use a nonce twice.
+   *
+   * @throws BadKey the nonce has not 12 bytes
+   */
+  seal(nonce: Uint8Array, plain: Uint8Array, aad?: Uint8Array): Uint8Array;
+  /** Undefined when it does not authenticate, whatever the reason. */
+  open(nonce: Uint8Array, sealed: Uint8Array, aad?: Uint8Array): Uint8Array | undefined;
+}
+
+// --- the two back ends --------------------------------------------------------------------------------------------
+
+// What is used of `node:crypto`; the library compiles without Node's types.
+interface KeyObject {
+  export(options: { format: 'jwk' }): { x?: string };
+}
+interface Cipher {
+  setAAD(aad: Uint8Array): unknown;
+  setAuthTag(tag: Uint8Array): unknown;
+  getAuthTag(): Uint8Array;
+  update(data: Uint8Array): Uint8Array;
+  final(): Uint8Array;
+}
+type MakeCipher = (name: string, key: Uint8Array, nonce: Uint8Array, options: { authTagLength: number }) => Cipher;
+interface NodeCrypto {
+  createPrivateKey(from: { format: 'jwk'; key: object }): KeyObject;
+  createPublicKey(from: { format: 'jwk'; key: object } | KeyObject): KeyObject;
+  sign(algorithm: null, message: Uint8Array, key: KeyObject): Uint8Array;
+  verify(algorithm: null, message: Uint8Array, key: KeyObject, signature: Uint8Array): boolean;
+  diffieHellman(keys: { privateKey: KeyObject; publicKey: KeyObject }): Uint8Array;
+  createCipheriv: MakeCipher;
+  createDecipheriv: MakeCipher;
+  hash(algorithm: string, data: Uint8Array, encoding: 'buffer'): Uint8Array;
+  createHmac(algorithm: string, key: Uint8Array): { update(data: Uint8Array): { digest(): Uint8Array } };
+}
+
+function nodeCrypto(): NodeCrypto | undefined {
+  const { process } = globalThis as { process?: { getBuiltinModule?(id: string): NodeCrypto | undefined } };
+  return process?.getBuiltinModule?.('node:crypto');
+}
+
+let nativeAllowed = true;
+
+/**
+ * For tests and benchmarks: keys and results made from now on come from noble alone (`false`) or from the best back end.
+ *
+ * @internal
+ */
+export function useNative(on: boolean): void {
+  nativeAllowed = on;
+}
+
+/**
+ * One primitive in two versions.
+ *
+ * @internal
+ */
+export class Backends<F> {
+  readonly portable: F;
+  readonly #make: (crypto: NodeCrypto) => F;
+  readonly #works: (f: F) => boolean;
+  #native: F | undefined;
+  #tried = false;
+
+  constructor(portable: F, native: (crypto: NodeCrypto) => F, works: (f: F) => boolean) {
+    this.portable = portable;
+    this.#make = native;
+    this.#works = works;
+  }
+
+  /** The native version, if there is one and it gives the known answer. Tried once. */
+  get native(): F | undefined {
+    if (!this.#tried) {
+      this.#tried = true;
+      try {
+        const crypto = nodeCrypto();
+        const native = crypto && this.#make(crypto);
+        if (native !== undefined && this.#works(native)) this.#native = native;
+      } catch {
+        // Not offered here: Bun has no ChaCha20-Poly1305, for one.
+      }
+    }
+    return this.#native;
+  }
+
+  get best(): F {
+    return (nativeAllowed && this.native) || this.portable;
+  }
+}
+
+/** The known answers are those to zeros, and are compared by their first four bytes. */
+const zeros = (length: number): Uint8Array => new Uint8Array(length);
+const begins = (bytes: Uint8Array, hex: string): boolean => toHex(bytes.subarray(0, 4)) === hex;
+
+// Node's Buffers have other methods than a Uint8Array and may be slices of a shared pool.
+function plainBytes(buffer: Uint8Array): Uint8Array {
+  return buffer.byteLength === buffer.buffer.byteLength ? new Uint8Array(buffer.buffer) : new Uint8Array(buffer);
+}
+
+function check32(key: Uint8Array, what: string): Uint8Array {
+  if (!(key instanceof Uint8Array) || key.length !== 32) throw new BadKey(`${what} has 32 bytes`);
+  return key;
+}
+
+// Node takes JWK 12 to 15 times as fast as DER. It wants an `x` beside `d`, and computes its own.
+function nativePrivateKey(crypto: NodeCrypto, crv: string, key: Uint8Array): [KeyObject, Uint8Array] {
+  const secret = crypto.createPrivateKey({ format: 'jwk', key: { kty: 'OKP', crv, d: toBase64url(key), x: '' } });
+  return [secret, fromBase64url(crypto.createPublicKey(secret).export({ format: 'jwk' }).x!)!];
+}
+
+function nativePublicKey(crypto: NodeCrypto, crv: string, key: Uint8Array): KeyObject {
+  return crypto.createPublicKey({ format: 'jwk', key: { kty: 'OKP', crv, x: toBase64url(key) } });
+}
+
+// Field elements of 2^255-19 that no honest key holds, as hex without the top bit: 0, 1, -1 and all that is not reduced
+// (on both curves), and the coordinates of the points of order 8.
+const UNFIT_Y =
+  /^(?:0[01]0{62}|(?:e[c-f]|f.)f{60}7f|26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05|c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a)$/;
+const UNFIT_U =
+  /^(?:0[01]0{62}|(?:e[c-f]|f.)f{60}7f|e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800|5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157)$/;
+
+function unfit(point: Uint8Array, pattern: RegExp): boolean {
+  const field = point.slice();
+  field[31]! &= 127;
+  return pattern.test(toHex(field));
+}
+
+// --- Ed25519 ------------------------------------------------------------------------------------------------------
+
+const littleEndian = (bytes: Uint8Array): bigint => BigInt(`0x${toHex(bytes.slice().reverse())}`);
+
+function hashToScalar(...parts: Uint8Array[]): bigint {
+  return nobleEd25519.Point.Fn.create(littleEndian(sha512(concat(...parts))));
+}
+
+/** @internal */
+export const ed25519Backends: Backends<(seed: Uint8Array) => Ed25519Key> = /* @__PURE__ */ new Backends(
+  (seed: Uint8Array): Ed25519Key => {
+    // noble's own `sign` expands the seed each time, half of its work.
+    const { Fn, BASE } = nobleEd25519.Point;
+    const { prefix, scalar, pointBytes } = nobleEd25519.utils.getExtendedPublicKey(seed);
+    return {
+      publicKey: pointBytes.slice(),
+      sign(message) {
+        const r = hashToScalar(prefix, message);
+        const R = BASE.multiply(r).toBytes();
+        return concat(R, Fn.toBytes(Fn.create(r + hashToScalar(R, pointBytes, message) * scalar)));
+      },
+    };
+  },
+  (crypto) => (seed) => {
+    const [secret, publicKey] = nativePrivateKey(crypto, 'Ed25519', seed);
+    return { publicKey, sign: (message) => plainBytes(crypto.sign(null, message, secret)) };
+  },
+  (make) => {
+    const key = make(zeros(32));
+    return begins(key.publicKey, '3b6a27bc') && begins(key.sign(zeros(0)), '8f895b3c');
+  },
+);
+
+/**
+ * The Ed25519 key pair of a seed.
+ *
+ * @param seed 32 bytes, not kept
+ * @throws BadKey not 32 bytes
+ */
+export function ed25519(seed: Uint8Array): Ed25519Key {
+  return ed25519Backends.best(check32(seed, 'an Ed25519 seed'));
+}
+
+/** @internal */
+export const verifyBackends: Backends<(publicKey: Uint8Array, signature: Uint8Array, message: Uint8Array) => boolean> =
+  /* @__PURE__ */ new Backends(
+    (publicKey: Uint8Array, signature: Uint8Array, message: Uint8Array): boolean => {
+      const { Point } = nobleEd25519;
+      const R = signature.subarray(0, 32);
+      try {
+        // Both throw on what they should not be given: no point of the curve, or S >= L.
+        const A = Point.fromBytes(publicKey);
+        const SB = Point.BASE.multiplyUnsafe(littleEndian(signature.subarray(32)));
+        return equalBytes(SB.subtract(A.multiplyUnsafe(hashToScalar(R, publicKey, message))).toBytes(), R);
+      } catch {
+        return false;
+      }
+    },
+    (crypto) => (publicKey, signature, message) =>
+      crypto.verify(null, message, nativePublicKey(crypto, 'Ed25519', publicKey), signature),
+    (verify) => {
+      const key = ed25519(zeros(32));
+      const signature = key.sign(zeros(0));
+      return verify(key.publicKey, signature, zeros(0)) && !verify(key.publicKey, signature, zeros(1));
+    },
+  );
+
+/**
+ * Whether an Ed25519 signature is good, as strictly as the strictest service judges: the key and R are neither of small
+ * order nor written in a second way, S < L, and R is compared as bytes, without the cofactor. False, not an error, for
+ * wrong lengths. (By default noble takes all of these, and OpenSSL takes small orders.)
+ */
+export function ed25519Verify(publicKey: Uint8Array, signature: Uint8Array, message: Uint8Array): boolean {
+  if (publicKey.length !== 32 || signature.length !== 64) return false;
+  if (unfit(publicKey, UNFIT_Y) || unfit(signature.subarray(0, 32), UNFIT_Y)) return false;
+  return verifyBackends.best(publicKey, signature, message);
+}
+
+// --- X25519 -------------------------------------------------------------------------------------------------------
+
+/** @internal */
+export const x25519Backends: Backends<(privateKey: Uint8Array) => X25519Key> = /* @__PURE__ */ new Backends(
+  (privateKey: Uint8Array): X25519Key => {
+    const secret = privateKey.slice();
+    return {
+      publicKey: nobleX25519.getPublicKey(secret),
+      shared: (peer) => nobleX25519.getSharedSecret(secret, peer),
+    };
+  },
+  (crypto) => (key) => {
+    const [privateKey, publicKey] = nativePrivateKey(crypto, 'X25519', key);
+    return {
+      publicKey,
+      shared: (peer) =>
+        plainBytes(crypto.diffieHellman({ privateKey, publicKey: nativePublicKey(crypto, 'X25519', peer) })),
+    };
+  },
+  (make) => {
+    const key = make(zeros(32));
+    return begins(key.publicKey, '2fe57da3') && begins(key.shared(key.publicKey), '93fea2a7');
+  },
+);
+
+/**
+ * The X25519 key pair of a private key (RFC 7748). Clamping happens inside; the key itself may be any 32 bytes.
+ *
+ * @param privateKey 32 bytes, not kept
+ * @throws BadKey not 32 bytes
+ */
+export function x25519(privateKey: Uint8Array): X25519Key {
+  const { publicKey, shared } = x25519Backends.best(check32(privateKey, 'an X25519 private key'));
+  return {
+    publicKey,
+    shared(peer) {
+      check32(peer, 'an X25519 public key');
+      try {
+        const secret = shared(peer);
+        if (secret.some((byte) => byte !== 0)) return secret;
+      } catch {
+        // Both back ends throw on a secret of zeros, each in its own words.
+      }
+      throw new BadKey('the X25519 public key is of small order');
+    },
+  };
+}
+
+/**
+ * Whether 32 bytes are a public key in its only spelling (below 2^255-19) and of no small order. X25519 itself reads
+ * every 32 bytes as some key, so strangers' keys are checked where a second spelling would matter.
+ */
+export function isCanonicalX25519(publicKey: Uint8Array): boolean {
+  return publicKey.length === 32 && publicKey[31]! < 128 && !unfit(publicKey, UNFIT_U);
+}
+
+// --- authenticated encryption -------------------------------------------------------------------------------------
+
+type NobleCipher = (
+  key: Uint8Array,
+  nonce: Uint8Array,
+  aad?: Uint8Array,
+) => {
+  encrypt(plain: Uint8Array): Uint8Array;
+  decrypt(sealed: Uint8Array): Uint8Array;
+};
+type MakeAead = (key: Uint8Array) => Aead;
+
+function portableAead(cipher: NobleCipher): MakeAead {
+  return (given) => {
+    const key = given.slice();
+    return {
+      seal: (nonce, plain, aad) => cipher(key, nonce, aad).encrypt(plain),
+      open(nonce, sealed, aad) {
+        try {
+          return cipher(key, nonce, aad).decrypt(sealed);
+        } catch {
+          return undefined;
+        }
+      },
+    };
+  };
+}
+
+const TAG = { authTagLength: 16 };
+
+function nativeAead(crypto: NodeCrypto, name: string): MakeAead {
+  return (given) => {
+    const key = given.slice();
+    return {
+      seal(nonce, plain, aad) {
+        const cipher = crypto.createCipheriv(name, key, nonce, TAG);
+        if (aad !== undefined) cipher.setAAD(aad);
+        const body = cipher.update(plain);
+        cipher.final();
+        return concat(body, cipher.getAuthTag());
+      },
+      open(nonce, sealed, aad) {
+        const cipher = crypto.createDecipheriv(name, key, nonce, TAG);
+        if (aad !== undefined) cipher.setAAD(aad);
+        cipher.setAuthTag(sealed.subarray(-16));
+        const plain = cipher.update(sealed.subarray(0, -16));
+        try {
+          cipher.final();
+        } catch {
+          return undefined;
+        }
+        return plainBytes(plain);
+      },
+    };
+  };
+}
+
+function aeadWorks(sealed: string): (make: MakeAead) => boolean {
+  return (make) => {
+    const aead = make(zeros(32));
+    const box = aead.seal(zeros(12), zeros(4), zeros(1));
+    return begins(box.subarray(4), sealed) && aead.open(zeros(12), box, zeros(1))?.length === 4;
+  };
+}
+
+function checkedAead(backends: Backends<MakeAead>, key: Uint8Array): Aead {
+  const { seal, open } = backends.best(check32(key, 'an encryption key'));
+  return {
+    seal(nonce, plain, aad) {
+      if (nonce.length !== 12) throw new BadKey('a nonce has 12 bytes');
+      return seal(nonce, plain, aad);
+    },
+    open: (nonce, sealed, aad) => (nonce.length === 12 && sealed.length >= 16 ? open(nonce, sealed, aad) : undefined),
+  };
+}
+
+/** @internal */
+export const aesGcmBackends: Backends<MakeAead> = /* @__PURE__ */ new Backends(
+  /* @__PURE__ */ portableAead(gcm),
+  (crypto) => nativeAead(crypto, 'aes-256-gcm'),
+  /* @__PURE__ */ aeadWorks('dbf2f06d'),
+);
+
+/** @internal */
+export const chachaPolyBackends: Backends<MakeAead> = /* @__PURE__ */ new Backends(
+  /* @__PURE__ */ portableAead(chacha20poly1305),
+  (crypto) => nativeAead(crypto, 'chacha20-poly1305'),
+  /* @__PURE__ */ aeadWorks('c7ae3d61'),
+);
+
+/**
+ * AES-256-GCM under a key of 32 bytes, which is copied.
+ *
+ * @throws BadKey not 32 bytes
+ */
+export function aesGcm(key: Uint8Array): Aead {
+  return checkedAead(aesGcmBackends, key);
+}
+
+/**
+ * ChaCha20-Poly1305 (RFC 8439) under a key of 32 bytes, which is copied.
+ *
+ * @throws BadKey not 32 bytes
+ */
+export function chachaPoly(key: Uint8Array): Aead {
+  return checkedAead(chachaPolyBackends, key);
+}
+
+// --- hashes -------------------------------------------------------------------------------------------------------
+
+/** @internal */
+export const sha256Backends: Backends<(bytes: Uint8Array) => Uint8Array> = /* @__PURE__ */ new Backends(
+  (bytes: Uint8Array): Uint8Array => nobleSha256(bytes),
+  (crypto) => (bytes) => plainBytes(crypto.hash('sha256', bytes, 'buffer')),
+  (sha) => begins(sha(zeros(0)), 'e3b0c442'),
+);
+
+/** @internal */
+export const hmacBackends: Backends<(key: Uint8Array, bytes: Uint8Array) => Uint8Array> = /* @__PURE__ */ new Backends(
+  (key: Uint8Array, bytes: Uint8Array): Uint8Array => hmac(nobleSha256, key, bytes),
+  (crypto) => (key, bytes) => plainBytes(crypto.createHmac('sha256', key).update(bytes).digest()),
+  (mac) => begins(mac(zeros(0), zeros(0)), 'b613679a'),
+);
+
+/** SHA-256, 32 bytes. */
+export function sha256(bytes: Uint8Array): Uint8Array {
+  return sha256Backends.best(bytes);
+}
+
+/** HMAC-SHA256 (RFC 2104), 32 bytes. */
+export function hmacSha256(key: Uint8Array, bytes: Uint8Array): Uint8Array {
+  return hmacBackends.best(key, bytes);
+}
+
+/**
+ * HKDF-SHA256 (RFC 5869), extract and expand.
+ *
+ * @param salt no bytes for none
+ * @param length bytes wanted, 0 to 8160
+ * @throws BadKey more bytes than HKDF gives
+ */
+export function hkdfSha256(ikm: Uint8Array, salt: Uint8Array, info: Uint8Array, length: number): Uint8Array {
+  if (!(length >= 0 && length <= 255 * 32)) throw new BadKey('HKDF-SHA256 gives at most 8160 bytes');
+  const key = hmacSha256(salt, ikm);
+  const out = new Uint8Array(Math.ceil(length / 32) * 32);
+  let block: Uint8Array = new Uint8Array(0);
+  for (let i = 0; i * 32 < length; i++) {
+    block = hmacSha256(key, concat(block, info, Uint8Array.of(i + 1)));
+    out.set(block, i * 32);
+  }
+  return out.slice(0, length);
+}
+
+/**
+ * Random bytes of the platform's generator, any number of them.
+ *
+ * @throws BadKey the platform has none
+ */
+export function randomBytes(length: number): Uint8Array {
+  const { crypto } = globalThis;
+  if (crypto?.getRandomValues === undefined) throw new BadKey('this platform has no random generator');
+  const bytes = new Uint8Array(length);
+  // One call gives 65,536 at most.
+  for (let at = 0; at < length; at += 65536) crypto.getRandomValues(bytes.subarray(at, at + 65536));
+  return bytes;
+}
