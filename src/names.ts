@@ -8,7 +8,7 @@ import { ed25519Verify, sha256 } from './crypto.ts';
 import { BadKey, BadName } from './errors.ts';
 
 /** True for a room, nick, namespace or key: `[a-z0-9][a-z0-9_-]{0,47}`. */
-export function isName(name: unknown): name is string {
+export function isName(name: unknown): boolean {
   return typeof name === 'string' && /^[a-z0-9][a-z0-9_-]{0,47}$/.test(name);
 }
 
@@ -19,7 +19,7 @@ export function isName(name: unknown): name is string {
  * @throws BadName outside the grammar of {@link isName}
  */
 export function checkName(name: unknown, what: string): string {
-  if (isName(name)) return name;
+  if (isName(name)) return name as string;
   throw new BadName(
     typeof name === 'string' ? name : typeof name,
     `a ${what} is 1 to 48 of a-z 0-9 _ - and begins with a letter or digit`,
@@ -71,7 +71,7 @@ export function publicKeyFromDid(did: unknown): Uint8Array | undefined {
 }
 
 /** True for a `did:key` of an Ed25519 key as the service takes it. Whether the key is any good, {@link verify} decides. */
-export function isDid(did: unknown): did is string {
+export function isDid(did: unknown): boolean {
   return publicKeyFromDid(did) !== undefined;
 }
 
