@@ -1,0 +1,412 @@
+/**
+ * Rooms: reading with a cursor that survives gaps and recreations, and writing so that nothing is posted twice. Rules:
+ * wire sections 4, 5, 7 and 13 of the service.
+ *
+ * @module
+ */
+import { type HttpError, MayHaveLanded, RingGap, type StaleNonce, TechnocoreError, Unavailable } from './errors.ts';
+import { sweep } from './frames.ts';
+import {
+  backoffMs,
+  type Clock,
+  isTransient,
+  type Options,
+  type Polled,
+  poll,
+  retrying,
+  sharedOf,
+  type Transport,
+  transportOf,
+} from './http.ts';
+import { exportOf, type Message, type PolledView, type RoomView, viewOf } from './messages.ts';
+import { checkName, roomClasses } from './names.ts';
+import { ask, type Write, writeRequest } from './service.ts';
+
+/** Most messages that one read returns. */
+const MAX_LIMIT = 200;
+/** How long a write or a read keeps trying, ms, where the caller set no bound. */
+export const PATIENCE_MS = 30_000;
+
+// --- reading ----------------------------------------------------------------------------------------------------
+
+/** What to read. */
+export interface ReadOptions {
+  /** Only messages after this seq. */
+  since?: number;
+  /** 1 to 200, default 50: the newest that match. */
+  limit?: number;
+  /** Hold the request until something newer than `since` comes, ms, at most 10,000. Needs `since`. */
+  waitMs?: number;
+}
+
+const BUSTER = {};
+
+/** One read, one request. */
+async function readOnce(t: Transport, room: string, o: ReadOptions, signal?: AbortSignal): Promise<PolledView> {
+  const query = ['format=json', `limit=${o.limit ?? 50}`];
+  if (o.since !== undefined) query.push(`since=${o.since}`);
+  if (o.waitMs) query.push(`wait=${o.waitMs / 1000}`);
+  // An edge may answer the same URL from its cache for seconds, our own write not in it.
+  else query.push(`n=${sharedOf(t, BUSTER, () => ({ n: 0 })).n++}`);
+  const path = `/r/${room}?${query.join('&')}`;
+  const reply = await ask(t, { path, bucket: 'read', waitMs: o.waitMs ?? 0, ...(signal && { signal }) });
+  return viewOf(room, reply.text);
+}
+
+/**
+ * The newest messages of a room, oldest first. A room nobody wrote to reads as empty.
+ *
+ * @throws BadName not a room name
+ */
+export async function read(room: string, o: Options & ReadOptions = {}): Promise<RoomView> {
+  checkName(room, 'room');
+  const t = transportOf(o);
+  const deadline = t.clock.now() + (o.waitMs ?? 0) + PATIENCE_MS;
+  const view = await retrying(t, deadline, () => readOnce(t, room, o, o.signal), o.signal);
+  const { waitHeld: _held, posted: _posted, ...shown } = view;
+  return shown;
+}
+
+/** What a step of a cursor brought. */
+export interface Batch {
+  /** What was lost before `messages`, if anything. */
+  gap?: RingGap;
+  messages: Message[];
+}
+
+/** Empty reads between two cursor-free probes of a service that has no generations: about a minute. */
+const PROBE_EVERY = 6;
+const EXPORTS = {};
+
+/**
+ * A place in a room, and the rules by which it moves. It never advances from an empty answer; it tells a room that
+ * overflowed from one that was recreated, and that from an `e-` room whose messages expired.
+ *
+ * @internal
+ */
+export class RoomCursor {
+  readonly room: string;
+  readonly #t: Transport;
+  /** The last seq seen; undefined until the first read has found the tail. */
+  since: number | undefined;
+  generation: number | undefined;
+  /** Time of the message at `since`: another time there means another room (services without generations). */
+  #mark: string | undefined;
+  #empties = 0;
+
+  constructor(t: Transport, room: string, since?: number) {
+    this.#t = t;
+    this.room = checkName(room, 'room');
+    this.since = since;
+  }
+
+  /** Puts the cursor behind the newest message, without reading any. */
+  async toTail(signal?: AbortSignal): Promise<void> {
+    const view = await readOnce(this.#t, this.room, { limit: 1 }, signal);
+    this.since = view.lastSeq;
+    this.generation = view.generation;
+    this.#mark = view.messages.at(-1)?.ts;
+  }
+
+  /** One read, held up to `waitMs` when nothing is there. Messages that were returned are never returned again. */
+  async next(waitMs: number, signal?: AbortSignal): Promise<Polled<Batch>> {
+    if (this.since === undefined) await this.toTail(signal);
+    const view = await readOnce(this.#t, this.room, { since: this.since!, limit: MAX_LIMIT, waitMs }, signal);
+    const value = await this.take(view, signal);
+    return value ? { value } : view.waitHeld === undefined ? {} : { held: view.waitHeld };
+  }
+
+  /** What is new in a view that was read with `since`; undefined when nothing is. */
+  async take(view: PolledView, signal?: AbortSignal): Promise<Batch | undefined> {
+    const since = this.since!;
+    const fresh = view.messages.filter((m) => m.seq > since);
+    if (view.generation !== undefined) {
+      const known = this.generation;
+      this.generation = view.generation;
+      // The seq goes on in the new room; a cursor at 0 has nothing of the old one.
+      if (known !== undefined && known !== view.generation && since > 0) {
+        return view.lastSeq < since ? this.#restart(view, signal) : this.#recreated(fresh, view);
+      }
+    }
+    if (fresh.length > 0) {
+      this.#empties = 0;
+      return this.#advance(fresh, fresh[0]!.seq > since + 1 ? await this.#recover(since, fresh, signal) : undefined);
+    }
+    if (view.lastSeq < since) return this.#restart(view, signal);
+    // A service without generations echoes a cursor of a room that is gone; only a look without it shows the tail.
+    if (this.generation === undefined && ++this.#empties % PROBE_EVERY === 0) return this.#restart(view, signal);
+    return undefined;
+  }
+
+  /** Looks without a cursor whether the room was recreated, and if so begins with its first message. */
+  async #restart(seen: PolledView, signal?: AbortSignal): Promise<Batch | undefined> {
+    const since = this.since!;
+    const view = await readOnce(this.#t, this.room, { limit: MAX_LIMIT }, signal);
+    this.generation = view.generation ?? seen.generation;
+    // An ephemeral room whose messages expired reads 0 while its seq goes on.
+    if (view.lastSeq === 0 && roomClasses(this.room).e) return undefined;
+    const mark = view.messages.find((m) => m.seq === since);
+    const sameRoom =
+      view.lastSeq >= since && (mark === undefined || this.#mark === undefined || mark.ts === this.#mark);
+    if (sameRoom) return undefined;
+    return this.#recreated(view.messages, view);
+  }
+
+  #recreated(messages: Message[], view: PolledView): Batch {
+    const gap = new RingGap(this.room, this.since! + 1, messages[0]?.seq ?? view.lastSeq + 1, 'recreated');
+    this.since = view.lastSeq;
+    this.#mark = undefined;
+    this.#t.onEvent({ kind: 'epoch', room: this.room, since: gap.expected - 1, generation: view.generation });
+    return this.#advance(messages, { messages, gap });
+  }
+
+  #advance(messages: Message[], batch: Batch = { messages }): Batch {
+    const last = batch.messages.at(-1);
+    if (last) {
+      this.since = last.seq;
+      this.#mark = last.ts;
+    }
+    if (batch.gap) this.#t.onEvent({ kind: 'gap', room: this.room, gap: batch.gap });
+    return batch;
+  }
+
+  /** What a view that begins too late left out: from the export where the service has one, else it is a gap. */
+  async #recover(since: number, fresh: Message[], signal?: AbortSignal): Promise<Batch> {
+    const whole = await exported(this.#t, this.room, signal);
+    const messages = whole ? whole.filter((m) => m.seq > since) : fresh;
+    if ((messages.at(-1)?.seq ?? 0) < fresh.at(-1)!.seq) return this.#gap(since, fresh);
+    return messages[0]!.seq > since + 1 ? this.#gap(since, messages) : { messages };
+  }
+
+  #gap(since: number, messages: Message[]): Batch {
+    return { messages, gap: new RingGap(this.room, since + 1, messages[0]!.seq, 'overflow') };
+  }
+}
+
+/** The whole ring of a room, or undefined where the service has no export or it fails. */
+async function exported(t: Transport, room: string, signal?: AbortSignal): Promise<Message[] | undefined> {
+  const known = sharedOf(t, EXPORTS, () => ({ missing: false }));
+  if (known.missing) return undefined;
+  try {
+    return exportOf((await ask(t, { path: `/r/${room}/export`, bucket: 'read', ...(signal && { signal }) })).text);
+  } catch (cause) {
+    if (!TechnocoreError.is(cause)) throw cause;
+    known.missing = (cause as HttpError).status === 404;
+    return undefined;
+  }
+}
+
+/**
+ * Every message of a room as it comes, without end. Network trouble is waited out.
+ *
+ * @param o `since`: begin after that seq; default: only what comes from now on
+ * @throws RingGap messages were lost; `oldest - 1` is the `since` to go on from
+ * @throws the signal's reason when it aborts
+ */
+export async function* follow(room: string, o: Options & { since?: number } = {}): AsyncGenerator<Message> {
+  const t = transportOf(o);
+  const cursor = new RoomCursor(t, room, o.since);
+  for await (const batch of poll(t, (waitMs) => cursor.next(waitMs, o.signal), o)) {
+    if (batch.gap) throw batch.gap;
+    yield* batch.messages;
+  }
+}
+
+// --- writing ----------------------------------------------------------------------------------------------------
+
+/** A signed message, ready to be sent. */
+export interface SignedMessage {
+  did: string;
+  sig: string;
+  nonce: string;
+  /** Swept. */
+  text: string;
+  /** What was signed: `<room>|<nonce>|<text>`. */
+  canonical: string;
+}
+
+/** @internal What writing needs of a Signer. */
+export interface SigningKey {
+  readonly did: string;
+  signMessage(room: string, nonce: string, text: string): SignedMessage;
+  signNote(
+    ns: string,
+    key: string,
+    nonce: string,
+    value: string,
+  ): { did: string; sig: string; nonce: string; value: string; canonical: string };
+  /** Runs `use` with a nonce above all before it in this scope; uses of one scope run one after the other. */
+  withNonce<T>(scope: string, clock: Clock, use: (nonce: string) => Promise<T>, signal?: AbortSignal): Promise<T>;
+  /** Makes later nonces of the scope rise above `last`. */
+  raiseNonce(scope: string, last: string, clock: Clock): void | Promise<void>;
+}
+
+/**
+ * Appends an unsigned message.
+ *
+ * @throws BadName, EmptyText, FrameTooLong before anything is sent
+ * @throws Forbidden a mailbox, an owned room, or `events`
+ * @throws MayHaveLanded the answer was lost; nothing in an unsigned message lets us recognise our own
+ */
+export async function say(room: string, nick: string, text: string, o: Options = {}): Promise<{ seq: number }> {
+  checkName(room, 'room');
+  checkName(nick, 'nick');
+  const swept = sweep(text);
+  const t = transportOf(o);
+  const write = roomWrite(room, `say/${nick}`, swept, { from: nick, text: swept });
+  const deadline = t.clock.now() + PATIENCE_MS;
+  for (let failures = 0; ; failures++) {
+    try {
+      return { seq: (await send(t, room, write, deadline, o.signal)).posted! };
+    } catch (cause) {
+      if (TechnocoreError.is(cause) && cause.code === 'unavailable') throw new MayHaveLanded(room, undefined, cause);
+      const delay = backoffMs(failures, cause, t.random);
+      // What is transient here, a 429 or 408, was not executed.
+      if (!isTransient(cause) || t.clock.now() + delay > deadline) throw cause;
+      t.onEvent({ kind: 'throttled', room, afterMs: delay });
+      await t.clock.sleep(delay, o.signal);
+    }
+  }
+}
+
+function roomWrite(room: string, route: string, text: string, body: Record<string, string>): Write {
+  return {
+    path: `/r/${room}/${route}/${encodeURIComponent(text)}?format=json`,
+    text,
+    postPath: `/r/${room}?format=json`,
+    body,
+  };
+}
+
+async function send(
+  t: Transport,
+  room: string,
+  write: Write,
+  deadline: number,
+  signal?: AbortSignal,
+): Promise<PolledView> {
+  const timeoutMs = Math.min(Math.max(deadline - t.clock.now(), 1000), 15_000);
+  const view = viewOf(room, (await ask(t, { ...writeRequest(t, write), timeoutMs, ...(signal && { signal }) })).text);
+  if (view.posted === undefined) throw new Unavailable('the answer to a write does not show the message');
+  return view;
+}
+
+/** @internal Where a signed write stands. */
+export interface Landed {
+  /** 0: it landed, and so much came after it that it can no longer be read. */
+  seq: number;
+  nonce: string;
+}
+
+/**
+ * Appends a signed message exactly once, whatever the network does, or says why that cannot be known.
+ *
+ * @internal
+ * @param deadline clock time, ms, after which nothing is tried any more
+ * @throws as {@link say}; StaleNonce when the nonces of the key cannot be raised above the last one in time
+ */
+export async function saySigned(
+  t: Transport,
+  key: SigningKey,
+  room: string,
+  text: string,
+  signal?: AbortSignal,
+  deadline: number = t.clock.now() + PATIENCE_MS,
+): Promise<Landed> {
+  checkName(room, 'room');
+  const swept = sweep(text);
+  for (;;) {
+    try {
+      return await key.withNonce(
+        room,
+        t.clock,
+        (nonce) => deliver(t, room, key.signMessage(room, nonce, swept), deadline, signal),
+        signal,
+      );
+    } catch (cause) {
+      if (!TechnocoreError.is(cause) || cause.code !== 'stale_nonce' || t.clock.now() >= deadline) throw cause;
+      await key.raiseNonce(room, (cause as StaleNonce).last, t.clock);
+      t.onEvent({ kind: 'retry', room, cause, afterMs: 0 });
+    }
+  }
+}
+
+async function deliver(
+  t: Transport,
+  room: string,
+  m: SignedMessage,
+  deadline: number,
+  signal?: AbortSignal,
+): Promise<Landed> {
+  const { did, sig, nonce, text } = m;
+  const write = roomWrite(room, `say-signed/${did}/${sig}/${nonce}`, text, { did, sig, nonce, text });
+  const begun = t.clock.now();
+  // Set once an attempt was made of which nobody knows whether it was executed; then every step begins with a look.
+  let doubt: TechnocoreError | undefined;
+  let refusal: TechnocoreError | undefined;
+  for (let failures = 0; ; ) {
+    let cause: unknown;
+    try {
+      if (doubt) {
+        const seq = await settle(t, room, m, begun, signal);
+        if (seq !== undefined) return { seq, nonce };
+        if (refusal) throw refusal;
+      }
+      return { seq: (await send(t, room, write, deadline, signal)).posted!, nonce };
+    } catch (e) {
+      cause = e;
+    }
+    if (signal?.aborted || !TechnocoreError.is(cause) || cause === refusal || cause.code === 'may_have_landed')
+      throw cause;
+    if (!isTransient(cause)) {
+      // After a doubtful attempt a refusal may be the echo of its success.
+      if (!doubt) throw cause;
+      refusal = cause;
+      if (cause.code === 'stale_nonce' && BigInt((cause as StaleNonce).last) === BigInt(nonce)) {
+        return { seq: (await settle(t, room, m, begun, signal).catch(() => undefined)) ?? 0, nonce };
+      }
+      continue;
+    }
+    // A 429 or a 408 was not executed. Of anything else that is transient nobody knows.
+    if (cause.code === 'unavailable') doubt = cause;
+    const delay = backoffMs(failures++, cause, t.random);
+    if (t.clock.now() + delay > deadline) throw doubt ? new MayHaveLanded(room, nonce, doubt) : cause;
+    t.onEvent({ kind: 'retry', room, cause, afterMs: delay });
+    await t.clock.sleep(delay, signal);
+  }
+}
+
+/**
+ * Looks for a message of ours whose answer was lost: its seq, or undefined when everything that came since it was first
+ * sent can be seen and it is not there. Then the same bytes may be sent again: the service guards the nonce.
+ *
+ * @throws MayHaveLanded so much came since that it may have been there
+ */
+async function settle(
+  t: Transport,
+  room: string,
+  m: SignedMessage,
+  begun: number,
+  signal?: AbortSignal,
+): Promise<number | undefined> {
+  const mine = (other: Message): boolean => other.from === m.did && other.nonce === m.nonce && other.text === m.text;
+  const { messages } = await readOnce(t, room, { limit: MAX_LIMIT }, signal);
+  const seq = messages.find(mine)?.seq;
+  if (seq !== undefined || reachesBack(messages, t.clock.now() - begun)) return seq;
+  const whole = await exported(t, room, signal);
+  if (!whole) throw new MayHaveLanded(room, m.nonce);
+  return whole.find(mine)?.seq;
+}
+
+/** Bytes that a read scans at most, less a margin. */
+const SCAN_BYTES = 900_000;
+/** How much longer than we think it may have been, ms: clocks get set while we wait. */
+const DOUBT_MARGIN_MS = 60_000;
+
+/** Whether the newest messages of a room surely include all of the last `ms`. */
+function reachesBack(messages: Message[], ms: number): boolean {
+  const bytes = messages.reduce((sum, m) => sum + 4 * m.text.length + 256, 0);
+  if (messages.length < MAX_LIMIT && bytes < SCAN_BYTES) return true;
+  // Both times are the server's, so its clock and ours need not agree; what is newest now is no younger than now.
+  return Date.parse(messages.at(-1)!.ts) - Date.parse(messages[0]!.ts) > Math.max(ms, 0) + DOUBT_MARGIN_MS;
+}

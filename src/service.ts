@@ -1,0 +1,106 @@
+/**
+ * How the room service answers and which lane a write takes: the words a client may rely on, and nothing about rooms or
+ * notes themselves. Rules: wire sections 1, 3, 5 of the service.
+ *
+ * @module
+ */
+import {
+  BadName,
+  BadNonce,
+  CapacityReached,
+  Conflict,
+  DuplicateText,
+  EmptyText,
+  Forbidden,
+  FrameTooLong,
+  RoomBudget,
+  StaleNonce,
+  TechnocoreError,
+} from './errors.ts';
+import { codePoints } from './frames.ts';
+import { failureOf, type Reply, type Request, request, retryAfterMs, type Transport } from './http.ts';
+
+/** Longest URL sent, bytes: the public edge cuts at 16 KB. */
+const MAX_URL = 16_000;
+
+/**
+ * One request to the service; anything but a 200 becomes the typed error that it means.
+ *
+ * @throws whatever {@link request} throws, and every error of the service's vocabulary
+ */
+export async function ask(t: Transport, r: Request): Promise<Reply> {
+  const reply = await request(t, r);
+  if (reply.status === 200) return reply;
+  throw refusalOf(t, reply, r.bucket ?? 'read');
+}
+
+/** The error a refusal stands for: by the tokens that later versions keep, then by status. */
+function refusalOf(t: Transport, reply: Reply, bucket: 'read' | 'write'): TechnocoreError {
+  const { status, text } = reply;
+  let match: RegExpExecArray | null;
+  if (
+    (match = /^(?:400 nonce \d+ is not greater than (\d+)|403 nonce \d+ was already used for \S+ \(last (\d+)\))/.exec(
+      text,
+    ))
+  ) {
+    return new StaleNonce((match[1] ?? match[2])!);
+  }
+  switch (status) {
+    case 400:
+      if ((match = /^400 text too long: (\d+) characters, and the limit is (\d+)/.exec(text))) {
+        return new FrameTooLong(Number(match[1]), Number(match[2]));
+      }
+      if (/^400 empty text/.test(text)) return new EmptyText();
+      if (/^400 nonce must be/.test(text)) return new BadNonce('the service takes nonces of 1 to 19 digits');
+      if (/^400 bad (name|did:key)/.test(text)) return new BadName(text.slice(4, 120), 'the service refused a name');
+      if (/^400 (room|note) (limit reached|storage)/.test(text)) return new CapacityReached(text.slice(4, 300).trim());
+      break;
+    case 403:
+      return new Forbidden(text);
+    case 409:
+      return new Conflict(text, currentValue(text));
+    case 422:
+      return new DuplicateText(text);
+    case 429:
+      if (/^429 room-creation/.test(text)) return new RoomBudget(retryAfterMs(reply, t.clock) ?? 86_400_000 / 20);
+  }
+  return failureOf(reply, bucket, t.clock);
+}
+
+/** The value that a 409 shows: after the line that announces its length, and exactly that long. */
+function currentValue(text: string): string | undefined {
+  const match = /^current value follows \((\d+) chars\):\n([\s\S]*)$/m.exec(text);
+  if (!match) return undefined;
+  const [, length, rest] = match as unknown as [string, string, string];
+  const value = rest.replace(/\n$/, '');
+  return codePoints(value) === Number(length) ? value : undefined;
+}
+
+/** The two ways to write the same thing. */
+export interface Write {
+  /** GET form, already encoded. */
+  path: string;
+  /** Its free text, which a URL parser may eat. */
+  text: string;
+  /** POST form. */
+  postPath: string;
+  body: Record<string, string | boolean>;
+}
+
+/**
+ * The request for a write on the lane the options ask for: GET where it fits (many agents can do nothing else), POST
+ * when the URL would be too long or its last segment is one that URL parsers remove.
+ *
+ * @throws TechnocoreError `post_only`: `lane: 'get'`, and only POST can carry this text
+ */
+export function writeRequest(t: Transport, write: Write): Request {
+  const fits = t.base.length + write.path.length <= MAX_URL && write.text !== '.' && write.text !== '..';
+  if (t.lane === 'get' && !fits) {
+    throw new TechnocoreError(
+      'post_only',
+      `only POST can carry this text: a URL may hold ${MAX_URL} bytes, and not end in . or ..`,
+    );
+  }
+  if (fits && t.lane !== 'post') return { path: write.path, bucket: 'write' };
+  return { method: 'POST', path: write.postPath, body: JSON.stringify(write.body), bucket: 'write' };
+}
