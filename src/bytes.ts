@@ -93,35 +93,25 @@ export function fromBase64(text: string): Uint8Array | undefined {
 
 const BASE58 = '123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz';
 
-// Digits of one base in another, both little-endian, without leading zeros. Quadratic: for keys, not for documents.
-function convert(digits: Iterable<number>, from: number, to: number): number[] {
-  const out: number[] = [];
-  for (let carry of digits) {
-    for (let i = 0; i < out.length; i++) {
-      carry += out[i]! * from;
-      out[i] = carry % to;
-      carry = (carry / to) | 0;
-    }
-    for (; carry > 0; carry = (carry / to) | 0) out.push(carry % to);
-  }
-  return out;
-}
-
 /** Base58 with Bitcoin's alphabet. Takes quadratic time: meant for keys. */
 export function toBase58(bytes: Uint8Array): string {
   let text = '';
-  for (const digit of convert(bytes, 256, 58)) text = BASE58[digit] + text;
+  for (let n = BigInt(`0x0${toHex(bytes)}`); n > 0n; n /= 58n) text = BASE58[Number(n % 58n)] + text;
   for (let i = 0; bytes[i] === 0; i++) text = `1${text}`;
   return text;
 }
 
 /** Bytes of base58. Takes quadratic time: bound the length of what strangers send. */
 export function fromBase58(text: string): Uint8Array | undefined {
-  const digits = Array.from(text, (char) => BASE58.indexOf(char));
-  if (digits.includes(-1)) return undefined;
-  const bytes = convert(digits, 58, 256);
-  for (let i = 0; digits[i] === 0; i++) bytes.push(0);
-  return Uint8Array.from(bytes.reverse());
+  let n = 0n;
+  for (const char of text) {
+    const digit = BASE58.indexOf(char);
+    if (digit < 0) return undefined;
+    n = n * 58n + BigInt(digit);
+  }
+  const hex = n === 0n ? '' : n.toString(16);
+  const zeros = text.search(/[^1]|$/);
+  return concat(new Uint8Array(zeros), fromHex(hex.length % 2 === 0 ? hex : `0${hex}`)!);
 }
 
 const encoder: TextEncoder = /* @__PURE__ */ new TextEncoder();
