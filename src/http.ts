@@ -249,6 +249,17 @@ export function failureOf(reply: Reply, bucket: 'read' | 'write', clock: Clock):
   return new HttpError(status, text);
 }
 
+/** The promise, or the signal's reason if it aborts first: for work that others wait for too and must go on. */
+export function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
+  if (!signal) return promise;
+  return new Promise((resolve, reject) => {
+    const onAbort = (): void => reject(signal.reason);
+    if (signal.aborted) onAbort();
+    signal.addEventListener('abort', onAbort, { once: true });
+    promise.then(resolve, reject).finally(() => signal.removeEventListener('abort', onAbort));
+  });
+}
+
 // --- retry and long poll ----------------------------------------------------------------------------------------
 
 /** Whether trying again later can help, without any doubt about what the failed attempt did to a read. */

@@ -41,8 +41,8 @@ export interface ReadOptions {
 
 const BUSTER = {};
 
-/** One read, one request. */
-async function readOnce(t: Transport, room: string, o: ReadOptions, signal?: AbortSignal): Promise<PolledView> {
+/** @internal One read, one request. */
+export async function readView(t: Transport, room: string, o: ReadOptions, signal?: AbortSignal): Promise<PolledView> {
   const query = ['format=json', `limit=${o.limit ?? 50}`];
   if (o.since !== undefined) query.push(`since=${o.since}`);
   if (o.waitMs) query.push(`wait=${o.waitMs / 1000}`);
@@ -62,9 +62,18 @@ export async function read(room: string, o: Options & ReadOptions = {}): Promise
   checkName(room, 'room');
   const t = transportOf(o);
   const deadline = t.clock.now() + (o.waitMs ?? 0) + PATIENCE_MS;
-  const view = await retrying(t, deadline, () => readOnce(t, room, o, o.signal), o.signal);
+  const view = await retrying(t, deadline, () => readView(t, room, o, o.signal), o.signal);
   const { waitHeld: _held, posted: _posted, ...shown } = view;
   return shown;
+}
+
+/** Where a reader of a room stands. */
+export interface Place {
+  /** The last seq read. */
+  since: number;
+  generation?: number;
+  /** Time of the message at `since`. */
+  mark?: string;
 }
 
 /** What a step of a cursor brought. */
@@ -93,6 +102,9 @@ export class RoomCursor {
   /** Time of the message at `since`: another time there means another room (services without generations). */
   #mark: string | undefined;
   #empties = 0;
+  #unchecked = false;
+  /** Counts the lives of the room as far as this cursor saw them. */
+  epoch = 0;
 
   constructor(t: Transport, room: string, since?: number) {
     this.#t = t;
@@ -102,16 +114,39 @@ export class RoomCursor {
 
   /** Puts the cursor behind the newest message, without reading any. */
   async toTail(signal?: AbortSignal): Promise<void> {
-    const view = await readOnce(this.#t, this.room, { limit: 1 }, signal);
+    const view = await readView(this.#t, this.room, { limit: 1 }, signal);
     this.since = view.lastSeq;
     this.generation = view.generation;
     this.#mark = view.messages.at(-1)?.ts;
   }
 
+  /** Where the cursor stands, to be kept and set again. */
+  get place(): Place | undefined {
+    if (this.since === undefined) return undefined;
+    return {
+      since: this.since,
+      ...(this.generation !== undefined && { generation: this.generation }),
+      ...(this.#mark !== undefined && { mark: this.#mark }),
+    };
+  }
+
+  set place(place: Place) {
+    this.since = place.since;
+    this.generation = place.generation;
+    this.#mark = place.mark;
+    // The room may have been recreated while nobody looked; a generation tells by itself.
+    this.#unchecked = place.generation === undefined;
+  }
+
   /** One read, held up to `waitMs` when nothing is there. Messages that were returned are never returned again. */
   async next(waitMs: number, signal?: AbortSignal): Promise<Polled<Batch>> {
     if (this.since === undefined) await this.toTail(signal);
-    const view = await readOnce(this.#t, this.room, { since: this.since!, limit: MAX_LIMIT, waitMs }, signal);
+    if (this.#unchecked) {
+      const value = await this.#restart(signal);
+      this.#unchecked = false;
+      if (value) return { value };
+    }
+    const view = await readView(this.#t, this.room, { since: this.since!, limit: MAX_LIMIT, waitMs }, signal);
     const value = await this.take(view, signal);
     return value ? { value } : view.waitHeld === undefined ? {} : { held: view.waitHeld };
   }
@@ -125,24 +160,24 @@ export class RoomCursor {
       this.generation = view.generation;
       // The seq goes on in the new room; a cursor at 0 has nothing of the old one.
       if (known !== undefined && known !== view.generation && since > 0) {
-        return view.lastSeq < since ? this.#restart(view, signal) : this.#recreated(fresh, view);
+        return view.lastSeq < since ? this.#restart(signal) : this.#recreated(fresh, view);
       }
     }
     if (fresh.length > 0) {
       this.#empties = 0;
       return this.#advance(fresh, fresh[0]!.seq > since + 1 ? await this.#recover(since, fresh, signal) : undefined);
     }
-    if (view.lastSeq < since) return this.#restart(view, signal);
+    if (view.lastSeq < since) return this.#restart(signal);
     // A service without generations echoes a cursor of a room that is gone; only a look without it shows the tail.
-    if (this.generation === undefined && ++this.#empties % PROBE_EVERY === 0) return this.#restart(view, signal);
+    if (this.generation === undefined && ++this.#empties % PROBE_EVERY === 0) return this.#restart(signal);
     return undefined;
   }
 
   /** Looks without a cursor whether the room was recreated, and if so begins with its first message. */
-  async #restart(seen: PolledView, signal?: AbortSignal): Promise<Batch | undefined> {
+  async #restart(signal?: AbortSignal): Promise<Batch | undefined> {
     const since = this.since!;
-    const view = await readOnce(this.#t, this.room, { limit: MAX_LIMIT }, signal);
-    this.generation = view.generation ?? seen.generation;
+    const view = await readView(this.#t, this.room, { limit: MAX_LIMIT }, signal);
+    this.generation = view.generation ?? this.generation;
     // An ephemeral room whose messages expired reads 0 while its seq goes on.
     if (view.lastSeq === 0 && roomClasses(this.room).e) return undefined;
     const mark = view.messages.find((m) => m.seq === since);
@@ -156,6 +191,7 @@ export class RoomCursor {
     const gap = new RingGap(this.room, this.since! + 1, messages[0]?.seq ?? view.lastSeq + 1, 'recreated');
     this.since = view.lastSeq;
     this.#mark = undefined;
+    this.epoch++;
     this.#t.onEvent({ kind: 'epoch', room: this.room, since: gap.expected - 1, generation: view.generation });
     return this.#advance(messages, { messages, gap });
   }
@@ -296,6 +332,8 @@ export interface Landed {
   /** 0: it landed, and so much came after it that it can no longer be read. */
   seq: number;
   nonce: string;
+  /** True when nobody else's message stands in the room: it is new, or was never used. */
+  alone?: boolean;
 }
 
 /**
@@ -352,7 +390,8 @@ async function deliver(
         if (seq !== undefined) return { seq, nonce };
         if (refusal) throw refusal;
       }
-      return { seq: (await send(t, room, write, deadline, signal)).posted!, nonce };
+      const view = await send(t, room, write, deadline, signal);
+      return { seq: view.posted!, nonce, alone: view.messages.length === 1 };
     } catch (e) {
       cause = e;
     }
@@ -390,7 +429,7 @@ async function settle(
   signal?: AbortSignal,
 ): Promise<number | undefined> {
   const mine = (other: Message): boolean => other.from === m.did && other.nonce === m.nonce && other.text === m.text;
-  const { messages } = await readOnce(t, room, { limit: MAX_LIMIT }, signal);
+  const { messages } = await readView(t, room, { limit: MAX_LIMIT }, signal);
   const seq = messages.find(mine)?.seq;
   if (seq !== undefined || reachesBack(messages, t.clock.now() - begun)) return seq;
   const whole = await exported(t, room, signal);
