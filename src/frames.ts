@@ -103,8 +103,8 @@ export function decode(text: string): Frame | undefined {
 }
 
 // A whole string token, so that nothing inside a quoted text is taken for a member; then, if it is a member's name with
-// an integer for value, that integer.
-const TOKEN = /("[^"\\]*(?:\\.[^"\\]*)*")(\s*:\s*)?(-?(?:0|[1-9]\d*)(?![\d.eE]))?/gs;
+// an integer for value, that integer. A string without end is one token too, or a hostile text would take quadratic time.
+const TOKEN = /("[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?$))(\s*:\s*)?(-?(?:0|[1-9]\d*)(?![\d.eE]))?/gs;
 
 /**
  * `JSON.parse`, with the integers of members called `name` kept as strings of their exact digits: nonces and seqs have
