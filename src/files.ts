@@ -1,0 +1,367 @@
+/**
+ * Files that survive a crash, and locks that survive their owner. Needs Node (or Bun, Deno), and asks for it at call
+ * time only.
+ *
+ * A lock is a name, `<path>`, that is a second hard link to a file whose first name, `<path>.<owner>`, says who holds it:
+ *
+ * - taking it: make the own entry, link `<path>` to it. The link is the test, the set and the signature in one step.
+ * - releasing it: unlink `<path>`, then the entry.
+ * - taking it over: rename the dead owner's entry onto the own one. Of several who try, one succeeds, the others find
+ *   nothing to rename; who succeeds holds the lock, and if it dies as well, its entry is the next one to be renamed.
+ *
+ * So `<path>` is unlinked by nobody but the process whose entry is the same file, and there is no moment in which one
+ * could check an owner and then remove the lock of the next. A process can be killed between any two steps.
+ *
+ * @module
+ */
+import { toHex, utf8 } from './bytes.ts';
+import { randomBytes, sha256 } from './crypto.ts';
+import { TechnocoreError, Unavailable } from './errors.ts';
+import { type Clock, randomFloat } from './http.ts';
+
+// What is used of Node; the library compiles without Node's types.
+interface Handle {
+  readFile(encoding: 'utf8'): Promise<string>;
+  writeFile(text: string): Promise<void>;
+  stat(): Promise<{ mode: number }>;
+  sync(): Promise<void>;
+  close(): Promise<void>;
+}
+interface Fs {
+  readonly constants: { O_RDONLY: number; O_NONBLOCK?: number };
+  readFileSync(path: string, encoding: 'latin1'): string;
+  readlinkSync(path: string): string;
+  readonly promises: {
+    open(path: string, flags: string | number, mode?: number): Promise<Handle>;
+    link(from: string, to: string): Promise<void>;
+    rename(from: string, to: string): Promise<void>;
+    unlink(path: string): Promise<void>;
+    readdir(path: string): Promise<string[]>;
+    mkdir(path: string, options: { recursive: true; mode: number }): Promise<string | undefined>;
+    stat(path: string, options: { bigint: true }): Promise<{ ino: bigint }>;
+  };
+}
+interface Path {
+  resolve(...parts: string[]): string;
+  dirname(path: string): string;
+  basename(path: string): string;
+}
+interface Os {
+  hostname(): string;
+  homedir(): string;
+}
+interface Process {
+  readonly pid: number;
+  readonly platform: string;
+  kill(pid: number, signal: 0): void;
+  getBuiltinModule?(id: string): unknown;
+}
+
+/** The code of a system error, `ENOENT` and the like. */
+export function systemCode(e: unknown): string | undefined {
+  const code = (e as { code?: unknown } | null)?.code;
+  return typeof code === 'string' ? code : undefined;
+}
+
+/** Resolves to undefined where `work` fails with one of the codes, else as `work` does. */
+async function unless<T>(codes: string[], work: Promise<T>): Promise<T | undefined> {
+  try {
+    return await work;
+  } catch (e) {
+    if (codes.includes(systemCode(e) ?? '')) return undefined;
+    throw e;
+  }
+}
+
+/** A process, as the name of a file tells it. Empty where the platform does not say. */
+interface Owner {
+  readonly pid: string;
+  /** When the process started, in ticks since the machine did: a pid is used again, the pair is not. */
+  readonly start: string;
+  /** The machine's current run. */
+  readonly boot: string;
+  /** The pid namespace, outside of which a pid means nothing. */
+  readonly space: string;
+  /** The machine. */
+  readonly host: string;
+}
+
+/** A file that names its owner: a lock's entry, or with `.tmp` a file not yet in its place. */
+interface Owned extends Owner {
+  /** The name of the lock or file it is for. */
+  readonly base: string;
+  readonly temporary?: string;
+}
+const OWNED =
+  /^(?<base>.+)\.(?<pid>\d+)-(?<start>\d*)-(?<boot>[0-9a-f]*)-(?<space>\d*)-(?<host>[0-9a-f]+)-[0-9a-f]{12}(?<temporary>\.tmp)?$/;
+
+/** How long a lock is waited for, ms. */
+const PATIENCE_MS = 30_000;
+
+/** The files of this machine, as this process sees them. */
+export class Files {
+  readonly #fs: Fs;
+  readonly #process: Process;
+  readonly path: Path;
+  readonly os: Os;
+  readonly #me: Owner;
+
+  /** @throws Unavailable there is no file system here: a browser, a Worker */
+  constructor() {
+    const { process } = globalThis as { process?: Process };
+    const builtin = <T>(id: string): T => {
+      const module = process?.getBuiltinModule?.(id);
+      if (module === undefined) throw new Unavailable('there is no file system here; keep the seed yourself');
+      return module as T;
+    };
+    this.#fs = builtin<Fs>('node:fs');
+    this.path = builtin<Path>('node:path');
+    this.os = builtin<Os>('node:os');
+    this.#process = process!;
+    const first = (read: () => string): string => {
+      try {
+        return read();
+      } catch {
+        return '';
+      }
+    };
+    const machine = first(() => this.#fs.readFileSync('/etc/machine-id', 'latin1'));
+    const pid = String(process!.pid);
+    this.#me = {
+      pid,
+      // A /proc of another pid namespace would speak of other processes.
+      start: first(() => this.#fs.readlinkSync('/proc/self')) === pid ? (this.#running(pid)?.start ?? '') : '',
+      boot: first(() => this.#fs.readFileSync('/proc/sys/kernel/random/boot_id', 'latin1')).slice(0, 8),
+      space: first(() => this.#fs.readlinkSync('/proc/self/ns/pid')).replace(/\D/g, ''),
+      host: toHex(sha256(utf8(`${this.os.hostname()}\n${machine}`))).slice(0, 8),
+    };
+  }
+
+  // --- files ----------------------------------------------------------------------------------------------------
+
+  /** True where the mode of a file says who may read it. */
+  get hasModes(): boolean {
+    return this.#process.platform !== 'win32';
+  }
+
+  /** The text of a regular file and its permission bits; undefined when there is none. */
+  async read(path: string): Promise<{ text: string; mode: number } | undefined> {
+    const { O_RDONLY, O_NONBLOCK = 0 } = this.#fs.constants;
+    // Non-blocking, or a pipe in the file's place would hold us for ever.
+    const handle = await unless(['ENOENT'], this.#fs.promises.open(path, O_RDONLY | O_NONBLOCK));
+    if (handle === undefined) return undefined;
+    try {
+      return { text: await handle.readFile('utf8'), mode: (await handle.stat()).mode & 0o777 };
+    } finally {
+      await handle.close();
+    }
+  }
+
+  /** Makes a directory and those above it, for the owner alone. */
+  async makeDir(path: string): Promise<void> {
+    const first = await this.#fs.promises.mkdir(path, { recursive: true, mode: 0o700 });
+    if (first === undefined) return;
+    // The name of each new directory stands in the one above it.
+    for (let at = path; ; at = this.path.dirname(at)) {
+      await this.syncDir(this.path.dirname(at));
+      if (at === first || at === this.path.dirname(at)) return;
+    }
+  }
+
+  /** Makes sure that the names in a directory are on disk. */
+  async syncDir(path: string): Promise<void> {
+    if (!this.hasModes) return;
+    const handle = await this.#fs.promises.open(path, 'r');
+    try {
+      // Some network file systems refuse, and keep names at once anyway.
+      await unless(['EINVAL', 'ENOTSUP'], handle.sync());
+    } finally {
+      await handle.close();
+    }
+  }
+
+  /** Puts a new text in the place of a file, for the owner alone to read: at any time the old or the new one is there, whole. */
+  async replace(path: string, text: string): Promise<void> {
+    await this.#written(path, text, (temporary) => this.#fs.promises.rename(temporary, path));
+  }
+
+  /** Makes a file, for the owner alone to read. @returns false when there was one, which stays as it is. */
+  async create(path: string, text: string): Promise<boolean> {
+    let made = true;
+    await this.#written(path, text, async (temporary) => {
+      try {
+        await this.#fs.promises.link(temporary, path);
+      } catch (e) {
+        if (systemCode(e) !== 'EEXIST') throw e;
+        made = false;
+      }
+    });
+    return made;
+  }
+
+  async #written(path: string, text: string, place: (temporary: string) => Promise<void>): Promise<void> {
+    const temporary = `${this.#name(path)}.tmp`;
+    try {
+      const handle = await this.#fs.promises.open(temporary, 'wx', 0o600);
+      try {
+        await handle.writeFile(text);
+        await handle.sync();
+      } finally {
+        await handle.close();
+      }
+      await place(temporary);
+    } finally {
+      await this.#remove(temporary);
+    }
+    await this.syncDir(this.path.dirname(path));
+  }
+
+  async #remove(path: string): Promise<void> {
+    await unless(['ENOENT'], this.#fs.promises.unlink(path));
+  }
+
+  // --- owners ---------------------------------------------------------------------------------------------------
+
+  /** A name beside `path` that nobody ever had, and that says whose it is. */
+  #name(path: string): string {
+    const { pid, start, boot, space, host } = this.#me;
+    return `${path}.${pid}-${start}-${boot}-${space}-${host}-${toHex(randomBytes(6))}`;
+  }
+
+  /** What the system says of a process; undefined where it says nothing. */
+  #running(pid: string): { start: string; ended: boolean } | undefined {
+    try {
+      const stat = this.#fs.readFileSync(`/proc/${pid}/stat`, 'latin1');
+      // The second field is the program's name, in parentheses, and may hold anything.
+      const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
+      // A zombie's last thread is gone, so that no call it was in can still take effect; its parent may never look.
+      return { start: fields[19] ?? '', ended: /^[ZX]/.test(fields[0]!) && Number(fields[17]) <= 1 };
+    } catch {
+      return undefined;
+    }
+  }
+
+  /** Whether an owner is dead beyond doubt. Of another machine or container nobody here can tell. */
+  #isDead(owner: Owner): boolean {
+    const me = this.#me;
+    if (owner.host !== me.host) return false;
+    if (owner.boot !== me.boot) return owner.boot !== '' && me.boot !== '';
+    if (owner.space !== me.space) return false;
+    try {
+      this.#process.kill(Number(owner.pid), 0);
+    } catch (e) {
+      if (systemCode(e) === 'ESRCH') return true;
+    }
+    const running = this.#running(owner.pid);
+    return running !== undefined && owner.start !== '' && (running.ended || running.start !== owner.start);
+  }
+
+  // --- locks ----------------------------------------------------------------------------------------------------
+
+  /**
+   * Takes the lock called `path`, waiting for it up to 30 s.
+   *
+   * @returns releases it; never throws
+   * @throws Unavailable somebody kept it, or this file system cannot do it; says who and what to do
+   * @throws the signal's reason when it aborts
+   */
+  async lock(path: string, clock: Clock, signal?: AbortSignal): Promise<() => Promise<void>> {
+    const { open, link } = this.#fs.promises;
+    const mine = this.#name(path);
+    const deadline = clock.now() + PATIENCE_MS;
+    try {
+      await (await open(mine, 'wx', 0o600)).close();
+      for (let tries = 0; ; tries++) {
+        signal?.throwIfAborted();
+        try {
+          await link(mine, path);
+          break;
+        } catch (e) {
+          if (systemCode(e) !== 'EEXIST') throw e;
+        }
+        // Looking who holds it costs more than trying again.
+        if (tries % 8 === 4 && (await this.#takeOver(path, mine))) break;
+        if (clock.now() >= deadline) throw await this.#held(path);
+        await clock.sleep(1 + randomFloat(randomBytes) * Math.min(2 ** tries, 24), signal);
+      }
+    } catch (cause) {
+      await this.#release(path, mine);
+      if (signal?.aborted || TechnocoreError.is(cause)) throw cause;
+      throw new Unavailable(`cannot lock ${path}: ${systemCode(cause)}`, cause);
+    }
+    return () => this.#release(path, mine);
+  }
+
+  async #release(path: string, mine: string): Promise<void> {
+    try {
+      const held = await this.#inode(path);
+      if (held !== undefined && held === (await this.#inode(mine))) await this.#remove(path);
+      await this.#remove(mine);
+    } catch {
+      // The disk fails. What was done under the lock is done; the next one who wants the lock is told.
+    }
+  }
+
+  async #inode(path: string): Promise<bigint | undefined> {
+    return (await unless(['ENOENT'], this.#fs.promises.stat(path, { bigint: true })))?.ino;
+  }
+
+  /** The files of a directory that name their owner, each with its path. */
+  async #owned(dir: string): Promise<[string, Owned][]> {
+    return (await this.#fs.promises.readdir(dir)).flatMap((name): [string, Owned][] => {
+      const owned = OWNED.exec(name)?.groups as unknown as Owned | undefined;
+      return owned ? [[this.path.resolve(dir, name), owned]] : [];
+    });
+  }
+
+  /** The entries of a lock. */
+  async #entries(path: string): Promise<[string, Owned][]> {
+    const base = this.path.basename(path);
+    const owned = await this.#owned(this.path.dirname(path));
+    return owned.filter(([, entry]) => entry.base === base && !entry.temporary);
+  }
+
+  /** Takes a lock over from a dead owner; removes what other dead processes left that waited for it. */
+  async #takeOver(path: string, mine: string): Promise<boolean> {
+    const dead = (await this.#entries(path)).filter(([, owner]) => this.#isDead(owner));
+    if (dead.length === 0) return false;
+    // Looked at after the deaths: what the dead hold now they hold until somebody renames their entry.
+    const held = await this.#inode(path);
+    for (const [entry] of dead) {
+      if (held === undefined || held !== (await this.#inode(entry))) await this.#remove(entry);
+      else {
+        await unless(['ENOENT'], this.#fs.promises.rename(entry, mine));
+        return held === (await this.#inode(mine)) && held === (await this.#inode(path));
+      }
+    }
+    return false;
+  }
+
+  async #held(path: string): Promise<Unavailable> {
+    const held = await this.#inode(path);
+    let who = 'a program that left no name';
+    for (const [entry, owner] of await this.#entries(path)) {
+      if (held === undefined || held !== (await this.#inode(entry))) continue;
+      const here = owner.host === this.#me.host && owner.boot === this.#me.boot && owner.space === this.#me.space;
+      who = `process ${owner.pid} ${here ? 'of this machine' : 'of another machine or container'}`;
+    }
+    return new Unavailable(
+      `${path} has been held for ${PATIENCE_MS / 1000} s, by ${who}; if no such program runs any more, remove that file`,
+    );
+  }
+
+  /** Removes from a directory what dead processes left there: locks, entries, files not yet in their place. */
+  async tidy(dir: string): Promise<void> {
+    const locks = new Set<string>();
+    for (const [path, owned] of await this.#owned(dir)) {
+      if (!this.#isDead(owned)) continue;
+      if (owned.temporary) await this.#remove(path);
+      else locks.add(this.path.resolve(dir, owned.base));
+    }
+    for (const path of locks) {
+      const mine = this.#name(path);
+      await this.#takeOver(path, mine);
+      await this.#release(path, mine);
+    }
+  }
+}

@@ -1,0 +1,213 @@
+/**
+ * A key and its nonces in a directory, shared by every program that uses the key: `seed` and `nonces.json` in the layout
+ * of the service's own client (wire section 11), one lock of ours beside them.
+ *
+ * The lock is not the client's: that one is a `flock`, which Node does not have. Should such a program write in the same
+ * moment, one of the two is refused as stale and takes a higher nonce.
+ *
+ * @module
+ */
+import { fromBase64url, toBase64url } from './bytes.ts';
+import { randomBytes } from './crypto.ts';
+import { BadKey, BadNonce, TechnocoreError } from './errors.ts';
+import { Files, systemCode } from './files.ts';
+import { encodeLong, isObject } from './frames.ts';
+import type { Clock } from './http.ts';
+import {
+  Lanes,
+  type LastNonces,
+  lastNonce,
+  type NonceSource,
+  nextNonce,
+  nonceOf,
+  raiseNonce,
+  recordNonce,
+} from './nonces.ts';
+
+/** DID, scope, last nonce. */
+type Ledger = Map<string, LastNonces>;
+
+/** What stands between quoted texts, whitespace and punctuation: in a ledger, numbers alone. */
+const TOKEN = /"(?:[^"\\]|\\.)*"|[^\s{}:,"]+/g;
+
+/** A ledger's text, nonces exact; undefined when it has not exactly the form of one. */
+function parseLedger(text: string): Ledger | undefined {
+  // A nonce has up to 19 digits, and JSON.parse keeps 15: it goes through as a text in an array, which no ledger holds.
+  const exact = text.replace(TOKEN, (token) =>
+    token.startsWith('"') ? token : /^(?:0|[1-9]\d{0,18})$/.test(token) ? `["${token}"]` : '?',
+  );
+  const ledger: Ledger = new Map();
+  try {
+    const dids: unknown = JSON.parse(exact);
+    if (!isObject(dids)) return undefined;
+    for (const [did, scopes] of Object.entries(dids)) {
+      if (!isObject(scopes)) return undefined;
+      const last: LastNonces = new Map();
+      for (const [scope, nonce] of Object.entries(scopes)) {
+        if (!Array.isArray(nonce)) return undefined;
+        last.set(scope, BigInt(nonce[0] as string));
+      }
+      ledger.set(did, last);
+    }
+    return ledger;
+  } catch {
+    return undefined;
+  }
+}
+
+/** A ledger as Python's `json.dump(…, indent=2, sort_keys=True)` prints it. */
+function printLedger(ledger: Ledger): string {
+  const print = <V>(map: Map<string, V>, indent: string, value: (v: V) => string): string => {
+    if (map.size === 0) return '{}';
+    const members = [...map.keys()].sort().map((key) => `${indent}  ${encodeLong(key)}: ${value(map.get(key)!)}`);
+    return `{\n${members.join(',\n')}\n${indent}}`;
+  };
+  return print(ledger, '', (scopes) => print(scopes, '  ', String));
+}
+
+/** The system's refusal in our words; errors of our own pass. */
+function refused(cause: unknown, what: string, Kind: typeof BadKey | typeof BadNonce): TechnocoreError {
+  return TechnocoreError.is(cause) ? cause : new Kind(`${what} cannot be used: ${systemCode(cause)}`, cause);
+}
+
+/** The nonces of one key of a directory. */
+class DirNonces implements NonceSource {
+  readonly #files: Files;
+  readonly #path: string;
+  readonly #did: string;
+  readonly #lanes = new Lanes();
+  // What this process has handed out or been told, should the file be put back to an older one.
+  readonly #floor: LastNonces = new Map();
+
+  constructor(files: Files, path: string, did: string) {
+    this.#files = files;
+    this.#path = path;
+    this.#did = did;
+  }
+
+  withNonce<T>(scope: string, clock: Clock, use: (nonce: string) => Promise<T>, signal?: AbortSignal): Promise<T> {
+    // Held until the write has arrived, or nonces might not arrive rising. One per scope: no room waits for another.
+    const lock = `${this.#path}.node-lock-${encodeURIComponent(scope)}`;
+    return this.#locked(
+      lock,
+      async () => {
+        const nonce = await this.#locked(`${this.#path}.node-lock`, () => this.#allocate(scope, clock), clock, signal);
+        return use(String(nonce));
+      },
+      clock,
+      signal,
+    );
+  }
+
+  raiseNonce(scope: string, seen: string, clock: Clock): void {
+    raiseNonce(this.#floor, scope, seen, clock);
+  }
+
+  #locked<T>(lock: string, job: () => Promise<T>, clock: Clock, signal?: AbortSignal): Promise<T> {
+    // In this process waiting has an order and costs nothing; the file is for the others.
+    return this.#lanes.run(
+      lock,
+      async () => {
+        const release = await this.#files.lock(lock, clock, signal);
+        try {
+          return await job();
+        } finally {
+          await release();
+        }
+      },
+      signal,
+    );
+  }
+
+  /** The next nonce, on disk before anybody sees it: one never used is a gap, one used twice a refused write. */
+  async #allocate(scope: string, clock: Clock): Promise<bigint> {
+    const ledger = await readLedger(this.#files, this.#path);
+    if (ledger === undefined) throw lostLedger(this.#path);
+    const scopes: LastNonces = ledger.get(this.#did) ?? new Map();
+    // Without a record, this very millisecond may have been used and the record lost.
+    const nonce = nextNonce(clock, lastNonce(scopes, scope) ?? nonceOf(clock), lastNonce(this.#floor, scope));
+    recordNonce(this.#floor, scope, nonce);
+    recordNonce(scopes, scope, nonce);
+    try {
+      await this.#files.replace(this.#path, printLedger(ledger.set(this.#did, scopes)));
+    } catch (cause) {
+      throw refused(cause, `the nonce ledger ${this.#path}`, BadNonce);
+    }
+    return nonce;
+  }
+}
+
+/**
+ * The ledger; undefined when there is none.
+ *
+ * @throws BadNonce it cannot be read, or is not a ledger. It stays where it is: it is the only trace of what was issued,
+ * and as long as it is there no program starts again from the clock.
+ */
+async function readLedger(files: Files, path: string): Promise<Ledger | undefined> {
+  const file = await files.read(path).catch((cause) => {
+    throw refused(cause, `the nonce ledger ${path}`, BadNonce);
+  });
+  if (file === undefined) return undefined;
+  const ledger = parseLedger(file.text);
+  if (ledger !== undefined) return ledger;
+  throw new BadNonce(
+    `${path} is no nonce ledger, so the nonces already used are unknown; it was left as it is. Mend it, or move it away and put {} in its place once the clock is past the last nonce used`,
+  );
+}
+
+const lostLedger = (path: string): BadNonce =>
+  new BadNonce(
+    `${path} is gone, though the key beside it has been used, so the nonces already used are unknown. Put it back, or put {} in its place once the clock is past the last nonce used`,
+  );
+
+/** @throws BadKey readable by others, or not 43 characters of base64url. Never quotes it. */
+function seedOf(file: { text: string; mode: number }, path: string, files: Files): Uint8Array {
+  if (files.hasModes && file.mode & 0o077) {
+    throw new BadKey(
+      `${path} has mode ${file.mode.toString(8).padStart(4, '0')}: others may have read the seed. Make it 0600, and take a new key if it ever was shared`,
+    );
+  }
+  const seed = fromBase64url(file.text.trim());
+  if (seed?.length !== 32) throw new BadKey(`${path} does not hold a seed: 43 characters of base64url`);
+  return seed;
+}
+
+/** A key directory that was opened: its seed, and where its nonces come from. */
+export interface KeyDir {
+  readonly seed: Uint8Array;
+  nonces(did: string): NonceSource;
+}
+
+/**
+ * Opens a key directory; makes it, with a new key, when there is none.
+ *
+ * @param dir default `~/.technocore`
+ * @throws BadKey the seed cannot be used: readable by others, ill-formed; or the directory cannot be
+ * @throws BadNonce the ledger is ill-formed, or missing beside a seed
+ * @throws Unavailable there is no file system here
+ */
+export async function openKeyDir(dir?: string): Promise<KeyDir> {
+  const files = new Files();
+  const { resolve } = files.path;
+  if (dir === '') throw new BadKey('the name of the key directory is empty');
+  const home = resolve(dir ?? resolve(files.os.homedir(), '.technocore'));
+  const seedPath = resolve(home, 'seed');
+  const ledgerPath = resolve(home, 'nonces.json');
+  try {
+    await files.makeDir(home);
+    let file = await files.read(seedPath);
+    // The ledger first: then a seed without a ledger is one whose ledger was lost, also for who starts meanwhile.
+    if (file === undefined) await files.create(ledgerPath, '{}');
+    if ((await readLedger(files, ledgerPath)) === undefined) throw lostLedger(ledgerPath);
+    if (file === undefined) {
+      // Somebody else's seed stays, if theirs was there first.
+      await files.create(seedPath, toBase64url(randomBytes(32)));
+      file = (await files.read(seedPath))!;
+    }
+    const seed = seedOf(file, seedPath, files);
+    await files.tidy(home).catch(() => {});
+    return { seed, nonces: (did) => new DirNonces(files, ledgerPath, did) };
+  } catch (cause) {
+    throw refused(cause, `the key directory ${home}`, BadKey);
+  }
+}

@@ -1,0 +1,130 @@
+/**
+ * Where nonces come from. A nonce must be above the last one of the same key in the same scope, and has to arrive in that
+ * order, so writes of one scope run one after the other. A scope is a room, or `kv:<key>` for the notes of that key.
+ *
+ * @module
+ */
+import { BadNonce } from './errors.ts';
+import type { Clock } from './http.ts';
+
+/** Hands out nonces, each scope rising. */
+export interface NonceSource {
+  /** Runs `use` with a nonce of its own, after all earlier uses of the scope have settled. */
+  withNonce<T>(scope: string, clock: Clock, use: (nonce: string) => Promise<T>, signal?: AbortSignal): Promise<T>;
+  /**
+   * Lets later nonces of the scope rise above one that the service has seen.
+   *
+   * @throws BadNonce it is more than a day ahead of the clock
+   */
+  raiseNonce(scope: string, seen: string, clock: Clock): void;
+}
+
+const MAX_NONCE = 9_999_999_999_999_999_999n;
+const DAY_MS = 86_400_000n;
+
+/** The last nonces of one key, by scope. `*` stands for every scope that is not listed. */
+export type LastNonces = Map<string, bigint>;
+
+/** Most scopes kept; beyond it the lowest quarter is folded into one floor for all that are not listed. */
+const MAX_SCOPES = 1000;
+const OTHERS = '*';
+
+/** The last nonce of a scope; undefined when there was none. */
+export function lastNonce(scopes: LastNonces, scope: string): bigint | undefined {
+  return scopes.get(scope) ?? scopes.get(OTHERS);
+}
+
+/** Writes a nonce down. Raises only, and forgets none: what is dropped stays as a floor. */
+export function recordNonce(scopes: LastNonces, scope: string, nonce: bigint): void {
+  if (nonce > (lastNonce(scopes, scope) ?? -1n)) scopes.set(scope, nonce);
+  if (scopes.size <= MAX_SCOPES) return;
+  const rising = [...scopes].filter(([name]) => name !== OTHERS).sort(([, a], [, b]) => (a < b ? -1 : 1));
+  for (const [name, last] of rising.slice(0, -0.75 * MAX_SCOPES)) {
+    scopes.delete(name);
+    if (last > (scopes.get(OTHERS) ?? -1n)) scopes.set(OTHERS, last);
+  }
+}
+
+/** A clock's time as a nonce. */
+export const nonceOf = (clock: Clock): bigint => BigInt(Math.max(0, Math.floor(clock.now())));
+
+/**
+ * The next nonce: the clock in ms, or one above the highest of the last ones.
+ *
+ * @throws BadNonce none is left within 19 digits
+ */
+export function nextNonce(clock: Clock, ...lasts: (bigint | undefined)[]): bigint {
+  let next = nonceOf(clock);
+  for (const last of lasts) if (last !== undefined && last >= next) next = last + 1n;
+  if (next > MAX_NONCE) throw new BadNonce('no nonce is left: the last one here was the highest there is');
+  return next;
+}
+
+/** Sees to {@link NonceSource.raiseNonce} in `scopes`. */
+export function raiseNonce(scopes: LastNonces, scope: string, seen: string, clock: Clock): void {
+  // Digits from the service: bounded before they are counted with.
+  if (!/^\d{1,19}$/.test(seen) || BigInt(seen) > nonceOf(clock) + DAY_MS) {
+    throw new BadNonce(
+      `the service has seen nonce ${seen.slice(0, 20)} of this key in ${scope}, more than a day ahead of the clock: a program that counts nonces otherwise locked the key out there; take another key or room, or set the clock right`,
+    );
+  }
+  recordNonce(scopes, scope, BigInt(seen));
+}
+
+/** Runs jobs of one lane in the order they came, one at a time. */
+export class Lanes {
+  readonly #last = new Map<string, Promise<void>>();
+
+  /** @throws the signal's reason when it aborts before the job's turn; the job is then never run */
+  async run<T>(lane: string, job: () => Promise<T>, signal?: AbortSignal): Promise<T> {
+    const before = this.#last.get(lane);
+    let leave!: () => void;
+    const left = new Promise<void>((resolve) => {
+      leave = resolve;
+    });
+    const mine = before === undefined ? left : before.then(() => left);
+    this.#last.set(lane, mine);
+    void mine.then(() => this.#last.get(lane) === mine && this.#last.delete(lane));
+    try {
+      signal?.throwIfAborted();
+      if (before !== undefined) await orAborted(before, signal);
+      return await job();
+    } finally {
+      leave();
+    }
+  }
+}
+
+function orAborted(settled: Promise<void>, signal?: AbortSignal): Promise<void> {
+  if (signal === undefined) return settled;
+  return new Promise((resolve, reject) => {
+    const onAbort = (): void => reject(signal.reason);
+    signal.addEventListener('abort', onAbort, { once: true });
+    settled.then(() => {
+      signal.removeEventListener('abort', onAbort);
+      resolve();
+    });
+  });
+}
+
+/** Nonces of a key that lives in this process alone. */
+export class MemoryNonces implements NonceSource {
+  readonly #lanes = new Lanes();
+  readonly #last: LastNonces = new Map();
+
+  withNonce<T>(scope: string, clock: Clock, use: (nonce: string) => Promise<T>, signal?: AbortSignal): Promise<T> {
+    return this.#lanes.run(
+      scope,
+      () => {
+        const nonce = nextNonce(clock, lastNonce(this.#last, scope));
+        recordNonce(this.#last, scope, nonce);
+        return use(String(nonce));
+      },
+      signal,
+    );
+  }
+
+  raiseNonce(scope: string, seen: string, clock: Clock): void {
+    raiseNonce(this.#last, scope, seen, clock);
+  }
+}
