@@ -70,14 +70,42 @@ function decode64(text: string, plus: number, slash: number): Uint8Array | undef
   return (held & ((1 << bits) - 1)) === 0 ? bytes : undefined;
 }
 
+// What is used of Node's Buffer; the library compiles without Node's types.
+interface BufferClass {
+  from(bytes: ArrayBufferLike, offset: number, length: number): { toString(encoding: 'base64url'): string };
+  from(text: string, encoding: 'base64url'): Uint8Array & { toString(encoding: 'base64url'): string };
+}
+
+/** From this many bytes on the platform's own codec, where Node or Bun give one, is faster than ours: 10 times at 1 KB. */
+const NATIVE_FROM = 48;
+
+let buffer: BufferClass | null | undefined;
+
+function nativeFor(bytes: number): BufferClass | null {
+  if (bytes < NATIVE_FROM) return null;
+  if (buffer === undefined) {
+    const { process } = globalThis as {
+      process?: { getBuiltinModule?(id: string): { Buffer: BufferClass } | undefined };
+    };
+    buffer = process?.getBuiltinModule?.('node:buffer')?.Buffer ?? null;
+  }
+  return buffer;
+}
+
 /** Base64url without padding (RFC 4648, section 5). */
 export function toBase64url(bytes: Uint8Array): string {
+  const native = nativeFor(bytes.length);
+  if (native) return native.from(bytes.buffer, bytes.byteOffset, bytes.length).toString('base64url');
   return encode64(bytes, '-_');
 }
 
 /** Bytes of unpadded base64url; undefined also when the last digit has spare bits set. */
 export function fromBase64url(text: string): Uint8Array | undefined {
-  return decode64(text, 45, 95);
+  const native = nativeFor((text.length * 3) >> 2);
+  if (!native) return decode64(text, 45, 95);
+  // Node reads other alphabets, padding and blanks too; only the one spelling comes back the same.
+  const bytes = native.from(text, 'base64url');
+  return bytes.toString('base64url') === text ? new Uint8Array(bytes) : undefined;
 }
 
 /** Standard base64 with padding (RFC 4648, section 4). */

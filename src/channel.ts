@@ -29,7 +29,7 @@ export interface Incoming {
 export interface Listener {
   /** Each message in order, also our own. */
   message(m: Incoming): void;
-  /** Messages that came before the next one were lost. */
+  /** Messages were lost that came before those of the last batch, which was handed over first. */
   gap(gap: RingGap): void;
   /** Nothing will come any more. */
   end(cause: unknown): void;
@@ -70,7 +70,7 @@ export interface Channel {
 const SIGS = {};
 
 /** The author of a message as far as it is proved: by its signature, or by the word of a service that keeps none. */
-function authorOf(t: Transport, room: string, m: Message): string {
+export function authorOf(t: Transport, room: string, m: Message): string {
   if (!isDid(m.from)) return '';
   const base = sharedOf(t, SIGS, () => ({ keepsSigs: false }));
   const verdict = verifyMessage(room, m);
@@ -161,8 +161,8 @@ export class Feed {
           return nonce === undefined ? { from, text, room, seq } : { from, text, room, seq, nonce };
         });
         for (const listener of [...this.#listeners]) {
-          if (gap) listener.gap(gap);
           for (const m of incoming) listener.message(m);
+          if (gap) listener.gap(gap);
         }
         if (loop.signal.aborted) return;
       }

@@ -34,8 +34,8 @@ export class FrameTooLong extends TechnocoreError {
   readonly chars: number;
   /** Code points allowed. */
   readonly limit: number;
-  constructor(chars: number, limit: number) {
-    super('frame_too_long', `${chars} characters, and the limit is ${limit}`);
+  constructor(chars: number, limit: number, message: string = `${chars} characters, and the limit is ${limit}`) {
+    super('frame_too_long', message);
     this.chars = chars;
     this.limit = limit;
   }
@@ -245,9 +245,10 @@ export class DecryptError extends TechnocoreError {
 
 /** A link that is no parley invite. Never quotes the link, which holds a secret. */
 export class BadInvite extends TechnocoreError {
+  /** The part at fault: `parse` for what is no link at all, `missing channel`, `bad channel`, `bad fragment` … */
   readonly reason: string;
-  constructor(reason: string) {
-    super('bad_invite', `invalid invite: ${reason}`);
+  constructor(reason: string, words: string = reason) {
+    super('bad_invite', `invalid invite: ${words}`);
     this.reason = reason;
   }
 }
