@@ -103,8 +103,7 @@ export class RoomCursor {
   #mark: string | undefined;
   #empties = 0;
   #unchecked = false;
-  /** Counts the lives of the room as far as this cursor saw them. */
-  epoch = 0;
+  #lives = 0;
 
   constructor(t: Transport, room: string, since?: number) {
     this.#t = t;
@@ -118,6 +117,11 @@ export class RoomCursor {
     this.since = view.lastSeq;
     this.generation = view.generation;
     this.#mark = view.messages.at(-1)?.ts;
+  }
+
+  /** Which life of the room this is: the service's count, or ours of those that this cursor saw. */
+  get epoch(): number {
+    return this.generation ?? this.#lives;
   }
 
   /** Where the cursor stands, to be kept and set again. */
@@ -191,7 +195,7 @@ export class RoomCursor {
     const gap = new RingGap(this.room, this.since! + 1, messages[0]?.seq ?? view.lastSeq + 1, 'recreated');
     this.since = view.lastSeq;
     this.#mark = undefined;
-    this.epoch++;
+    this.#lives++;
     this.#t.onEvent({ kind: 'epoch', room: this.room, since: gap.expected - 1, generation: view.generation });
     return this.#advance(messages, { messages, gap });
   }

@@ -1,0 +1,414 @@
+/**
+ * Calling: one inbox for each reply room, shared by all calls that wait there, and the life of a call from the cursor that
+ * is read before the request is written to an answer, or to the error that says what happened.
+ *
+ * @module
+ */
+import { toBase64url } from './bytes.ts';
+import { type Channel, feedOf, type Incoming, isChannel, type Listener, mailboxes, type Sent } from './channel.ts';
+import { classify, resultOf, rpcNotification, rpcRequest } from './dispatch.ts';
+import { BadName, CallTimeout, type RingGap, TechnocoreError } from './errors.ts';
+import { decode, encode, isObject, type Json } from './frames.ts';
+import { type Options, orAbort, sharedOf, type Transport, transportOf } from './http.ts';
+import { type Identity, resolveIdentity } from './identity.ts';
+import { isDid } from './names.ts';
+import { saySigned } from './rooms.ts';
+import type { Signer } from './signer.ts';
+
+/** Member of `params._meta` that names the room for the answer. */
+export const REPLY_META = 'chat.technocore/reply';
+
+/** Options of {@link call}. */
+export interface CallOptions extends Options {
+  /** Our mailbox, where the answer goes. Needed unless the call goes over a channel. One for each client is enough. */
+  replyTo?: string;
+  /** How long to wait for the answer, ms; default 30,000. */
+  timeoutMs?: number;
+  /** The request's id; default: one that no other call has. With one of your own a repeated call gets the kept answer. */
+  id?: string;
+  /** The DID that must answer; default: the one called, else the first key that ever answered from that mailbox. */
+  peer?: string;
+  /** How often the same request is sent again within `timeoutMs`, when no answer comes; default 0. Needs a server that knows repeats. */
+  retry?: number;
+}
+
+type Member = { [key: string]: Json };
+
+/** What a conversation makes of a frame that reached it: the end, a sign of life, or nothing of its own. */
+export type Taken = 'done' | 'alive' | undefined;
+
+// --- the inbox ---------------------------------------------------------------------------------------------------
+
+/** One conversation as the inbox knows it. */
+interface Waiting {
+  /** A response with its id, or any notification. */
+  take(frame: Member, kind: 'response' | 'notification', from: string): void;
+  lost(gap: RingGap): void;
+  fail(cause: unknown): void;
+}
+
+/** All conversations whose answers come through one channel. */
+class Inbox implements Listener {
+  /** Begins the ids that we mint: unlike those of any other client, also of an earlier run. */
+  readonly tag: string;
+  readonly #t: Transport;
+  readonly #waiting = new Map<string, Waiting>();
+  #count = 0;
+  #users = 0;
+  #listening: Promise<() => void> | undefined;
+
+  constructor(t: Transport) {
+    this.#t = t;
+    this.tag = toBase64url(t.random(6));
+  }
+
+  mint(epoch: number): string {
+    return `${this.tag}.${epoch}.${++this.#count}`;
+  }
+
+  /** Resolves once no later answer can be missed; the first user starts to listen, the last to leave ends it. */
+  async enter(channel: Channel, signal: AbortSignal): Promise<() => void> {
+    this.#users++;
+    let inside = true;
+    const leave = (): void => {
+      if (!inside) return;
+      inside = false;
+      if (--this.#users > 0) return;
+      this.#listening?.then(
+        (end) => end(),
+        () => {},
+      );
+      this.#listening = undefined;
+    };
+    try {
+      if (!this.#listening) {
+        const listening = channel.listen(this);
+        this.#listening = listening;
+        listening.catch(() => {
+          if (this.#listening === listening) this.#listening = undefined;
+        });
+      }
+      await orAbort(this.#listening, signal);
+      return leave;
+    } catch (cause) {
+      leave();
+      throw cause;
+    }
+  }
+
+  wait(id: string, waiting: Waiting): void {
+    if (this.#waiting.has(id)) throw new TechnocoreError('duplicate_id', 'another call with this id still waits');
+    this.#waiting.set(id, waiting);
+  }
+
+  forget(id: string): void {
+    this.#waiting.delete(id);
+  }
+
+  message(m: Incoming): void {
+    const frame = m.from === '' ? undefined : decode(m.text);
+    if (!frame) return;
+    for (const member of Array.isArray(frame) ? frame : [frame]) {
+      const kind = classify(member);
+      if (kind === 'response') {
+        const { id } = member as Member;
+        const waiting = typeof id === 'string' ? this.#waiting.get(id) : undefined;
+        if (waiting) waiting.take(member as Member, kind, m.from);
+        else if (typeof id === 'string' && id.startsWith(`${this.tag}.`)) {
+          this.#t.onEvent({ kind: 'late', id, from: m.from, answer: member });
+        }
+      } else if (kind === 'notification') {
+        for (const waiting of [...this.#waiting.values()]) waiting.take(member as Member, kind, m.from);
+      }
+    }
+  }
+
+  gap(gap: RingGap): void {
+    for (const waiting of [...this.#waiting.values()]) waiting.lost(gap);
+  }
+
+  end(cause: unknown): void {
+    this.#listening = undefined;
+    for (const waiting of [...this.#waiting.values()]) waiting.fail(cause);
+  }
+}
+
+const INBOXES = {};
+const channelInboxes = new WeakMap<Channel, Inbox>();
+/** Reply rooms remembered: a client has one. */
+const MAX_INBOXES = 256;
+
+function inboxOf(t: Transport, replyTo: string): Inbox {
+  const inboxes = sharedOf(t, INBOXES, () => new Map<string, Inbox>());
+  let inbox = inboxes.get(replyTo);
+  if (!inbox) {
+    // An inbox in use lives on with its users; only what it would have had in common with later calls is lost.
+    if (inboxes.size >= MAX_INBOXES) inboxes.delete(inboxes.keys().next().value!);
+    inboxes.set(replyTo, (inbox = new Inbox(t)));
+  }
+  return inbox;
+}
+
+// --- who is called -----------------------------------------------------------------------------------------------
+
+/** Where a call goes, and how its answer is known. */
+interface Line {
+  channel: Channel;
+  inbox: Inbox;
+  /** Named in requests, so that the answer finds us; a channel needs none. */
+  replyTo: string | undefined;
+  epoch(): number;
+  /** The keys that answered first, by what was called. */
+  pins: Map<string, string>;
+  /** The only key whose answers count; undefined: whichever answers first. */
+  peer: string | undefined;
+}
+
+const IDENTITIES = {};
+const IDENTITY_TTL_MS = 300_000;
+const PINS = {};
+const MAX_PINS = 1024;
+const channelPins = new WeakMap<Channel, Map<string, string>>();
+
+/** The identity of a DID, not older than five minutes. */
+async function identityOf(t: Transport, did: string, o: Options): Promise<Identity | undefined> {
+  const known = sharedOf(t, IDENTITIES, () => new Map<string, { until: number; identity: Identity | undefined }>());
+  const now = t.clock.now();
+  const entry = known.get(did);
+  if (entry && now < entry.until && entry.until - now <= IDENTITY_TTL_MS) return entry.identity;
+  const identity = await resolveIdentity(did, o);
+  if (known.size >= MAX_PINS) known.clear();
+  if (identity?.mailbox) known.set(did, { until: now + IDENTITY_TTL_MS, identity });
+  else known.delete(did);
+  return identity;
+}
+
+/** The mailbox to write to: the one given, or the one a DID names. */
+async function mailboxOf(t: Transport, to: string, o: Options): Promise<string> {
+  if (!isDid(to)) return to;
+  const mailbox = (await identityOf(t, to, o))?.mailbox;
+  if (mailbox === undefined) throw new TechnocoreError('no_mailbox', `${to} names no mailbox in an identity note`);
+  return mailbox;
+}
+
+async function lineOf(
+  t: Transport,
+  to: string | Channel,
+  params: unknown,
+  signer: Signer,
+  o: CallOptions,
+): Promise<Line> {
+  if (isChannel(to)) {
+    let inbox = channelInboxes.get(to);
+    if (!inbox) channelInboxes.set(to, (inbox = new Inbox(t)));
+    let pins = channelPins.get(to);
+    if (!pins) channelPins.set(to, (pins = new Map()));
+    return { channel: to, inbox, replyTo: undefined, epoch: () => 0, pins, peer: o.peer ?? pins.get(to.room) };
+  }
+  const { replyTo } = o;
+  if (replyTo === undefined) throw new BadName('undefined', 'a call to a mailbox needs replyTo, our own mailbox');
+  const mailbox = await mailboxOf(t, to, o);
+  const channel = mailboxes(t, signer, mailbox, replyTo);
+  if (Array.isArray(params)) {
+    // Positional params have no _meta: only our identity record can tell where the answer goes.
+    const own = await identityOf(t, signer.did, o);
+    if (!own?.signed || own.mailbox !== replyTo) {
+      throw new TechnocoreError(
+        'no_reply_address',
+        `positional params need a signed identity record that names ${replyTo}: publishIdentity`,
+      );
+    }
+  }
+  const pins = sharedOf(t, PINS, () => new Map<string, string>());
+  const peer = o.peer ?? (isDid(to) ? to : pins.get(mailbox));
+  return { channel, inbox: inboxOf(t, replyTo), replyTo, epoch: () => feedOf(t, replyTo).epoch, pins, peer };
+}
+
+/** Params with the reply address in `_meta`; positional ones, and those on a channel, as they are. */
+function addressed(params: Json | undefined, replyTo: string | undefined): Json | undefined {
+  if (replyTo === undefined || (params !== undefined && !isObject(params))) return params;
+  const meta = params?.['_meta'];
+  return { ...params, _meta: { ...(isObject(meta) ? (meta as Member) : {}), [REPLY_META]: replyTo } };
+}
+
+// --- calls -------------------------------------------------------------------------------------------------------
+
+/**
+ * Sends a request and hands what the other side sends about it to `take`, until that says it is done.
+ *
+ * @internal
+ * @param take gets responses with the request's id, and every notification of the peer's; what it throws ends the call
+ * @param maxMs how long signs of life can extend the timeout, ms
+ * @throws as {@link call}
+ */
+export async function converse(
+  to: string | Channel,
+  method: string,
+  params: Json | undefined,
+  signer: Signer,
+  o: CallOptions,
+  take: (frame: Member, kind: 'response' | 'notification') => Taken,
+  maxMs: number = (o.timeoutMs ?? 30_000) * 10,
+): Promise<void> {
+  const t = transportOf(o);
+  const { clock } = t;
+  const timeoutMs = o.timeoutMs ?? 30_000;
+  const begun = clock.now();
+  let deadline = begun + timeoutMs;
+  o.signal?.throwIfAborted();
+  if (params !== undefined && (typeof params !== 'object' || params === null)) {
+    throw new TechnocoreError('bad_params', 'params are an object, an array, or left out');
+  }
+
+  const stop = new AbortController();
+  const onAbort = (): void => stop.abort(o.signal?.reason);
+  o.signal?.addEventListener('abort', onAbort);
+  let sent: Sent | undefined;
+  let doubt: unknown;
+  let room = isChannel(to) ? to.room : to;
+  let id = o.id ?? '';
+  void (async () => {
+    for (let left = timeoutMs; left > 0; left = deadline - clock.now()) await clock.sleep(left, stop.signal);
+    stop.abort(doubt ?? timeoutError(room, id, clock.now() - begun, sent));
+  })().catch(() => {});
+
+  let leave: (() => void) | undefined;
+  let forget: (() => void) | undefined;
+  try {
+    const line = await orAbort(lineOf(t, to, params, signer, { ...o, signal: stop.signal }), stop.signal);
+    const { channel, pins, inbox } = line;
+    room = channel.room;
+    leave = await inbox.enter(channel, stop.signal);
+    id ||= inbox.mint(line.epoch());
+    const text = encode(rpcRequest(id, method, addressed(params, line.replyTo)));
+
+    const retries = o.retry ?? 0;
+    let attempt = 0;
+    let pause = new AbortController();
+    let lost = false;
+    let finish: () => void;
+    const finished = new Promise<void>((resolve, reject) => {
+      finish = resolve;
+      stop.signal.addEventListener('abort', () => reject(stop.signal.reason), { once: true });
+    });
+    finished.catch(() => {});
+    inbox.wait(id, {
+      take(frame, kind, from) {
+        if (from === channel.self) return;
+        if (line.peer !== undefined && from !== line.peer) {
+          if (kind === 'response') t.onEvent({ kind: 'refused', id, room, from, reason: 'an answer from another key' });
+          return;
+        }
+        try {
+          const taken = take(frame, kind);
+          if (taken === undefined) return;
+          if (line.peer === undefined) {
+            if (pins.size >= MAX_PINS) pins.delete(pins.keys().next().value!);
+            pins.set(room, (line.peer = from));
+          }
+          deadline = Math.min(clock.now() + timeoutMs, begun + maxMs);
+          if (taken === 'done') finish();
+        } catch (cause) {
+          stop.abort(cause);
+        }
+      },
+      lost(gap) {
+        // What came may have been among the lost. The kept answer comes for the same request; without one it is an error.
+        lost = true;
+        if (attempt < retries) pause.abort();
+        else stop.abort(gap);
+      },
+      fail: (cause) => stop.abort(cause),
+    });
+    forget = () => inbox.forget(id);
+
+    // The service takes five copies of a text a minute, from anybody.
+    const interval = Math.max(timeoutMs / (retries + 1), retries > 4 ? 15_000 : 0);
+    for (; attempt <= retries; attempt++) {
+      try {
+        sent = await channel.send(text, { signal: stop.signal, deadline });
+        doubt = undefined;
+      } catch (cause) {
+        // It may have arrived all the same: the answer would tell.
+        if (TechnocoreError.is(cause) && cause.code === 'may_have_landed') doubt = cause;
+        else if (attempt === 0 || stop.signal.aborted) throw cause;
+        else t.onEvent({ kind: 'retry', room, id, cause, afterMs: interval });
+      }
+      if (attempt === retries) break;
+      pause = new AbortController();
+      if (lost) pause.abort();
+      lost = false;
+      const timer = clock.sleep(interval, pause.signal).catch(() => {});
+      const over = await Promise.race([timer, finished.then(() => true)]).finally(() => pause.abort());
+      if (over === true) return;
+      t.onEvent({ kind: 'retry', room, id, afterMs: 0 });
+    }
+    await finished;
+  } catch (cause) {
+    throw stop.signal.aborted ? stop.signal.reason : cause;
+  } finally {
+    o.signal?.removeEventListener('abort', onAbort);
+    stop.abort();
+    forget?.();
+    leave?.();
+  }
+}
+
+function timeoutError(room: string, id: string, afterMs: number, sent: Sent | undefined): CallTimeout {
+  if (sent?.alone)
+    return new CallTimeout(room, id, afterMs, 'no-room', 'nobody ever wrote to that room; is the name right?');
+  return new CallTimeout(
+    room,
+    id,
+    afterMs,
+    'no-answer',
+    sent ? 'the request is there, and no server answered' : 'the request was not sent yet',
+  );
+}
+
+/**
+ * Calls a method of another agent and waits for its answer.
+ *
+ * @param to the agent's mailbox, its DID (then the identity note names the mailbox), or a channel
+ * @param params by name or by position; `_meta` is ours to add to
+ * @throws RpcError the other side answered with an error
+ * @throws CallTimeout no answer in time; `reason` says what is known
+ * @throws RingGap the answer may be among messages that the reply room lost
+ * @throws MayHaveLanded the request may have arrived, and no answer came in time
+ * @throws FrameTooLong, BadName, and TechnocoreError `no_mailbox`, `no_reply_address`, `duplicate_id`, `bad_params`: before anything is sent
+ * @throws what the write throws: Forbidden, RateLimited, RoomBudget, CapacityReached, Unavailable …
+ * @throws the signal's reason when it aborts
+ */
+export async function call<T = any>(
+  to: string | Channel,
+  method: string,
+  params: Json | undefined,
+  signer: Signer,
+  o: CallOptions = {},
+): Promise<T> {
+  let result: Json | undefined;
+  await converse(to, method, params, signer, o, (frame, kind) => {
+    if (kind !== 'response') return undefined;
+    result = resultOf(frame);
+    return 'done';
+  });
+  return result as T;
+}
+
+/**
+ * Sends a notification: no answer comes, and whether anybody reads it is not known.
+ *
+ * @throws as {@link call} before the request is written
+ */
+export async function notify(
+  to: string | Channel,
+  method: string,
+  params: Json | undefined,
+  signer: Signer,
+  o: Options = {},
+): Promise<void> {
+  const text = encode(rpcNotification(method, params));
+  const t = transportOf(o);
+  if (isChannel(to)) await to.send(text, o.signal ? { signal: o.signal } : {});
+  else await saySigned(t, signer, await mailboxOf(t, to, o), text, o.signal);
+}

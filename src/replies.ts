@@ -1,0 +1,106 @@
+/**
+ * Where answers may go. A request names its reply room, and could name somebody else's: so answers go to mailboxes only,
+ * never to the one that is served, and only a few to a room in which the caller's key was never seen.
+ *
+ * @module
+ */
+import { isMailbox } from './channel.ts';
+import { retrying, type Transport } from './http.ts';
+import { resolveIdentity } from './identity.ts';
+import { PATIENCE_MS, readView } from './rooms.ts';
+
+/** Bounds on answers that may hit somebody who did not ask. */
+export interface ReplyLimits {
+  /** Answers a day to one room in which the caller's key never wrote; default 10. */
+  unprovedPerDay?: number;
+  /** Reply rooms a day that we create by answering; the service grants an address 20; default 5. */
+  newRoomsPerDay?: number;
+}
+
+const DAY_MS = 86_400_000;
+/** How long a look into a reply room stands, ms. */
+const PROVED_MS = 3_600_000;
+/** Rooms and keys remembered of each kind. What is forgotten is looked up again. */
+const MAX_KNOWN = 4096;
+
+/** Sets a value in a map of bounded size, letting go of what was set first. */
+export function remember<K, V>(map: Map<K, V>, key: K, value: V, max: number = MAX_KNOWN): void {
+  map.delete(key);
+  map.set(key, value);
+  if (map.size > max) map.delete(map.keys().next().value!);
+}
+
+/** Counts per key and day. */
+class Daily {
+  readonly #counts = new Map<string, { day: number; count: number }>();
+
+  /** Counts one more, unless that would pass `limit`. */
+  take(key: string, limit: number, now: number): boolean {
+    const day = Math.floor(now / DAY_MS);
+    const entry = this.#counts.get(key);
+    const count = entry?.day === day ? entry.count : 0;
+    if (count >= limit) return false;
+    remember(this.#counts, key, { day, count: count + 1 });
+    return true;
+  }
+}
+
+/** The reply rooms of one server. */
+export class ReplyRooms {
+  readonly #t: Transport;
+  readonly #served: string;
+  readonly #limits: Required<ReplyLimits>;
+  readonly #last = new Map<string, string>();
+  readonly #named = new Map<string, { room: string | undefined; until: number }>();
+  readonly #proved = new Map<string, number>();
+  readonly #unproved = new Daily();
+  readonly #created = new Daily();
+
+  constructor(t: Transport, served: string, limits: ReplyLimits = {}) {
+    this.#t = t;
+    this.#served = served;
+    this.#limits = { unprovedPerDay: 10, newRoomsPerDay: 5, ...limits };
+  }
+
+  /** A room that answers may go to at all. */
+  #allowed(room: unknown): room is string {
+    return isMailbox(room) && room !== this.#served;
+  }
+
+  /**
+   * The room for the answer to `from`: the one the request names, else the one of the key's signed identity record, else
+   * the one it used last, else the unsigned one of its identity note. Undefined when there is none, and when the one that
+   * the request names cannot be: no other is tried then.
+   */
+  async find(from: string, named: unknown): Promise<string | undefined> {
+    if (named !== undefined) {
+      if (!this.#allowed(named)) return undefined;
+      remember(this.#last, from, named);
+      return named;
+    }
+    const now = this.#t.clock.now();
+    const known = this.#named.get(from);
+    if (known && now < known.until) return known.room;
+    const { base, fetch, clock } = this.#t;
+    const identity = await resolveIdentity(from, { base, fetch, clock });
+    const room = (identity?.signed ? identity.mailbox : undefined) ?? this.#last.get(from) ?? identity?.mailbox;
+    const found = this.#allowed(room) ? room : undefined;
+    // Not for long: an identity may be published at any time, and found missing again by one read.
+    remember(this.#named, from, { room: found, until: now + 60_000 });
+    return found;
+  }
+
+  /** Whether one more answer to `from` may go to `room`; counts it where it may be unwanted. */
+  async admits(from: string, room: string): Promise<boolean> {
+    const name = `${from} ${room}`;
+    const now = this.#t.clock.now();
+    if ((this.#proved.get(name) ?? 0) > now) return true;
+    const view = await retrying(this.#t, now + PATIENCE_MS, () => readView(this.#t, room, { limit: 200 }));
+    if (view.messages.some((m) => m.from === from)) {
+      remember(this.#proved, name, now + PROVED_MS);
+      return true;
+    }
+    if (view.lastSeq === 0 && !this.#created.take('', this.#limits.newRoomsPerDay, now)) return false;
+    return this.#unproved.take(room, this.#limits.unprovedPerDay, now);
+  }
+}

@@ -1,0 +1,536 @@
+/**
+ * Serving: requests out of a channel, through the ledger and a dispatcher, answers back to where they may go. One bad
+ * frame is one skipped frame; nothing a stranger writes ends the loop, reaches a handler unchecked or grows memory.
+ *
+ * @module
+ */
+
+import { toHex, utf8 } from './bytes.ts';
+import { REPLY_META } from './call.ts';
+import { type Channel, checkMailbox, feedOf, type Incoming, isChannel, type Listener, openMailbox } from './channel.ts';
+import { sha256 } from './crypto.ts';
+import {
+  classify,
+  createDispatcher,
+  type Dispatcher,
+  type DispatcherOptions,
+  type Id,
+  INTERNAL_ERROR,
+  INVALID_REQUEST,
+  type JsonObject,
+  rpcError,
+} from './dispatch.ts';
+import { FrameTooLong, type RingGap, TechnocoreError } from './errors.ts';
+import { decode, encodeLong, isObject, type Json, MAX_TEXT } from './frames.ts';
+import { type Options, type Transport, transportOf } from './http.ts';
+import { type Ledger, memoryLedger, type Verdict } from './ledger.ts';
+import { type ReplyLimits, ReplyRooms } from './replies.ts';
+import { type Place, saySigned } from './rooms.ts';
+import type { Signer } from './signer.ts';
+
+/** Begun and not finished: the server stopped, or died, in the middle of it. */
+export const INTERRUPTED = 1001;
+/** Too much to do; `data.retryAfterMs`. */
+export const BUSY = 1002;
+/** The handler did not end in time. */
+export const DEADLINE = 1003;
+/** The caller is not allowed. */
+export const DENIED = 1004;
+
+/** Keeps the place of a reader over restarts. */
+export interface CursorStore {
+  load(room: string): Place | undefined | Promise<Place | undefined>;
+  save(room: string, place: Place): void | Promise<void>;
+}
+
+/** Options of {@link serve}. */
+export interface ServeOptions
+  extends Options,
+    Pick<DispatcherOptions, 'methods' | 'tools' | 'serverInfo' | 'instructions' | 'layer'> {
+  /** Who may call; default: everybody. The refused get error 1004, or nothing with `silent`. */
+  allow?: (from: string) => boolean | Promise<boolean>;
+  /** Whether the refused get no answer at all; default false. */
+  silent?: boolean;
+  /** A further say in whether answers to a key may go to a room. */
+  replyPolicy?: (from: string, room: string) => boolean;
+  replyLimits?: ReplyLimits;
+  /** Most handlers at a time; default 16. */
+  concurrency?: number;
+  /** Most requests that wait for a handler; default 1,024, of one key a quarter. */
+  queue?: number;
+  /** How long a handler may take, ms; default 60,000. */
+  deadlineMs?: number;
+  /** Requests and answers; default: in memory. */
+  ledger?: Ledger;
+  /** Where the place in the mailbox is kept; default: nowhere, and serving begins with what comes from now on. */
+  cursor?: CursorStore;
+  /** Called once requests are taken. */
+  onReady?: () => void;
+}
+
+/**
+ * Serves methods and tools to whoever writes requests into a mailbox or a channel.
+ *
+ * @returns resolves after `o.signal` aborts and what was begun is answered
+ * @throws BadName the room is no mailbox
+ * @throws what opening and reading the mailbox throws, when it cannot be waited out
+ */
+export async function serve(mailbox: string | Channel, signer: Signer, o: ServeOptions = {}): Promise<void> {
+  const t = transportOf(o);
+  const server = new Server(t, mailbox, signer, o);
+  try {
+    await server.run(o.signal);
+  } catch (cause) {
+    if (!o.signal?.aborted) throw cause;
+  } finally {
+    await server.drain();
+  }
+}
+
+/** The way back to one caller. */
+type Reply = (text: string) => Promise<void>;
+
+/** Most notifications of one request that wait to be written. */
+const MAX_EMITTED = 64;
+
+class Server implements Listener {
+  readonly #t: Transport;
+  readonly #signer: Signer;
+  readonly #service: Options;
+  readonly #o: ServeOptions;
+  readonly #channel: Channel | undefined;
+  readonly #room: string;
+  readonly #self: string;
+  readonly #dispatcher: Dispatcher;
+  readonly #ledger: Ledger;
+  readonly #replies: ReplyRooms;
+  readonly #workers: Workers;
+  /** What is under way, so that draining can wait for it. */
+  readonly #tasks = new Set<Promise<unknown>>();
+  /** Tasks of each message that is still worked on, in the order of the room. */
+  readonly #unfinished = new Map<number, number>();
+  #saving = false;
+  #saved = -1;
+  /** The last task of each key: messages of one key are admitted in their order. */
+  readonly #lanes = new Map<string, { length: number; last: Promise<void> }>();
+  #ended: ((cause: unknown) => void) | undefined;
+
+  constructor(t: Transport, mailbox: string | Channel, signer: Signer, o: ServeOptions) {
+    this.#t = t;
+    this.#signer = signer;
+    this.#o = o;
+    const { base, fetch, clock } = t;
+    this.#service = { base, fetch, clock };
+    this.#channel = isChannel(mailbox) ? mailbox : undefined;
+    this.#room = this.#channel?.room ?? checkMailbox(mailbox as string);
+    this.#self = this.#channel?.self ?? signer.did;
+    const { methods, tools, serverInfo, instructions, layer } = o;
+    this.#dispatcher = createDispatcher({
+      methods,
+      tools,
+      serverInfo,
+      instructions,
+      layer,
+      clock: t.clock,
+      stateKey: signer.derive('mcp-state'),
+    });
+    this.#ledger = o.ledger ?? memoryLedger();
+    this.#replies = new ReplyRooms(t, this.#room, o.replyLimits);
+    this.#workers = new Workers(o.concurrency ?? 16, o.queue ?? 1024);
+  }
+
+  async run(signal: AbortSignal | undefined): Promise<void> {
+    const { promise, resolve, reject } = deferred();
+    this.#ended = reject;
+    signal?.throwIfAborted();
+    const onAbort = (): void => resolve();
+    signal?.addEventListener('abort', onAbort);
+    let leave: (() => void) | undefined;
+    try {
+      leave = await this.#listen(signal);
+      if (!signal?.aborted) this.#o.onReady?.();
+      await promise;
+    } finally {
+      signal?.removeEventListener('abort', onAbort);
+      leave?.();
+    }
+  }
+
+  async #listen(signal: AbortSignal | undefined): Promise<() => void> {
+    if (this.#channel) return this.#channel.listen(this, signal);
+    const from = await this.#o.cursor?.load(this.#room);
+    await openMailbox(this.#t, this.#room, this.#signer, signal);
+    return feedOf(this.#t, this.#room).listen(this, signal, from);
+  }
+
+  /** Lets what was begun end, each by its deadline at the latest. */
+  async drain(): Promise<void> {
+    while (this.#tasks.size > 0) await Promise.allSettled(this.#tasks);
+    this.#dispatcher.close();
+  }
+
+  gap(gap: RingGap): void {
+    // Lost requests are their callers' to repeat; the operator may want to know.
+    this.#t.onEvent({ kind: 'lost', room: this.#room, gap });
+  }
+
+  end(cause: unknown): void {
+    this.#ended?.(cause);
+  }
+
+  message(m: Incoming): void {
+    if (m.from === this.#self) return;
+    const frame = decode(m.text);
+    if (!frame || m.from === '') {
+      this.#t.onEvent({ kind: 'skipped', room: m.room, seq: m.seq, reason: frame ? 'not signed' : 'not a frame' });
+      return;
+    }
+    const lane = this.#lanes.get(m.from) ?? { length: 0, last: Promise.resolve() };
+    if (lane.length >= MAX_LANE) {
+      this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason: 'too many at once' });
+      return;
+    }
+    lane.length++;
+    lane.last = lane.last.then(async () => {
+      try {
+        await this.#admit(m, frame);
+      } catch (cause) {
+        this.#t.onEvent({ kind: 'skipped', room: m.room, seq: m.seq, from: m.from, cause });
+      }
+      if (--lane.length === 0) this.#lanes.delete(m.from);
+    });
+    this.#lanes.set(m.from, lane);
+    this.#track(lane.last, m.seq);
+  }
+
+  /** @param seq of the message that is finished with the task; undefined: the place need not wait for it */
+  #track(task: Promise<unknown>, seq?: number): void {
+    this.#tasks.add(task);
+    if (seq !== undefined) this.#unfinished.set(seq, (this.#unfinished.get(seq) ?? 0) + 1);
+    void task
+      .catch((cause) => this.#t.onEvent({ kind: 'skipped', room: this.#room, cause }))
+      .finally(() => {
+        this.#tasks.delete(task);
+        if (seq === undefined) return;
+        const left = this.#unfinished.get(seq)! - 1;
+        if (left > 0) this.#unfinished.set(seq, left);
+        else this.#unfinished.delete(seq);
+        this.#save();
+      });
+  }
+
+  /** Decides about one message; what it asks for then runs on its own. */
+  async #admit(m: Incoming, frame: JsonObject | Json[]): Promise<void> {
+    const batch = Array.isArray(frame) ? frame : undefined;
+    const members = batch ?? [frame];
+    const kinds = members.map(classify);
+    // Two servers that answered each other's answers would never end.
+    if (kinds.every((kind) => kind === 'response')) return;
+    const requests = members.filter((_, i) => kinds[i] === 'request') as JsonObject[];
+    const named = members.map(replyNamed).find((room) => room !== undefined);
+
+    if (!((await this.#o.allow?.(m.from)) ?? true)) {
+      this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason: 'not allowed' });
+      const reply = requests.length > 0 && !this.#o.silent ? await this.#replyTo(m, named) : undefined;
+      if (reply)
+        this.#track(
+          this.#answer(
+            reply,
+            join(
+              batch,
+              requests.map(({ id }) => denied(id as Id)),
+            ),
+          ),
+        );
+      return;
+    }
+
+    const { fresh, verdicts } = await this.#ledger.admit(
+      {
+        from: m.from,
+        room: m.room,
+        ...(m.nonce !== undefined && { nonce: m.nonce }),
+        requests: requests.map((request) => ({ id: JSON.stringify(request['id']), digest: digestOf(request) })),
+      },
+      this.#t.clock.now(),
+    );
+    if (fresh) {
+      members.forEach((member, i) => {
+        if (kinds[i] === 'notification') this.#track(this.#notified(m, member as JsonObject));
+      });
+    }
+    const whole = batch !== undefined && !this.#dispatcher.batchable(batch);
+    const invalid = whole ? [] : members.filter((_, i) => kinds[i] === 'invalid');
+    if (requests.length === 0 && invalid.length === 0 && !whole) return;
+
+    // Without a place for the answer nothing runs: the caller would take silence for failure and ask again.
+    const reply = await this.#replyTo(m, named);
+    if (!reply) {
+      await Promise.all(
+        verdicts.map((v, i) => v.kind === 'new' && this.#ledger.forget(m.from, JSON.stringify(requests[i]!['id']))),
+      );
+      this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason: 'no place for an answer' });
+      return;
+    }
+    if (whole) {
+      await Promise.all(requests.map(({ id }) => this.#ledger.forget(m.from, JSON.stringify(id))));
+      if (fresh) this.#track(this.#answer(reply, await this.#dispatcher.dispatch(batch).then(encodeLong)));
+      return;
+    }
+    this.#track(
+      (async () => {
+        // A frame that is none is answered only where it says itself where to; else it is a stranger's chat.
+        const spoken = named !== undefined && fresh ? invalid : [];
+        const refused = await Promise.all(spoken.map((member) => this.#dispatcher.dispatch(member).then(encodeLong)));
+        const answers = await Promise.all(
+          requests.map((request, i) => this.#outcome(m, request, verdicts[i]!, fresh, reply)),
+        );
+        const texts = answers.filter((text) => text !== undefined);
+        if (!(await this.#answer(reply, join(batch, [...refused, ...texts])))) return;
+        for (const [i, text] of answers.entries()) {
+          if (text !== undefined) await this.#ledger.sent(m.from, JSON.stringify(requests[i]!['id']));
+        }
+      })(),
+      requests.some((request) => this.#dispatcher.staysOpen(request)) ? undefined : m.seq,
+    );
+  }
+
+  async #notified(m: Incoming, frame: JsonObject): Promise<void> {
+    const context = { from: m.from, room: m.room, service: this.#service };
+    // A handler of ours waits its turn like any other; a layer's own notifications cancel what holds the turns.
+    const ours = this.#o.methods?.has(frame['method'] as string);
+    const release = ours ? await this.#workers.enter(m.from) : undefined;
+    try {
+      if (!ours || release) await this.#dispatcher.dispatch(frame, context);
+    } finally {
+      release?.();
+    }
+  }
+
+  /** The text of the answer to one request; undefined when none goes back. */
+  async #outcome(
+    m: Incoming,
+    request: JsonObject,
+    verdict: Verdict,
+    fresh: boolean,
+    reply: Reply,
+  ): Promise<string | undefined> {
+    const id = request['id'] as Id;
+    const key = JSON.stringify(id);
+    switch (verdict.kind) {
+      case 'new':
+        return this.#run(m, request, reply);
+      case 'answered':
+        // Read again after a restart; a repeat that the caller signed anew is fresh.
+        return !fresh && verdict.sent ? undefined : verdict.answer;
+      case 'interrupted': {
+        if (this.#dispatcher.idempotent(request)) return this.#run(m, request, reply);
+        const text = encodeLong(rpcError(id, INTERRUPTED, 'Interrupted: begun, and whether it was done is not known'));
+        await this.#ledger.answer(m.from, key, text, this.#t.clock.now());
+        return text;
+      }
+      case 'differs':
+        return encodeLong(
+          rpcError(id, INVALID_REQUEST, 'Invalid Request: this id stands for another request of yours'),
+        );
+      case 'full':
+        return encodeLong(rpcError(id, BUSY, 'Busy', { retryAfterMs: verdict.retryAfterMs }));
+      default:
+        this.#t.onEvent({ kind: 'skipped', room: m.room, seq: m.seq, from: m.from, reason: verdict.kind });
+        return undefined;
+    }
+  }
+
+  /** Runs a handler within its bounds and keeps what it answered. */
+  async #run(m: Incoming, request: JsonObject, reply: Reply): Promise<string | undefined> {
+    const { clock, onEvent } = this.#t;
+    const id = request['id'] as Id;
+    const key = JSON.stringify(id);
+    const open = this.#dispatcher.staysOpen(request);
+    const release = open ? () => {} : await this.#workers.enter(m.from);
+    if (!release) {
+      await this.#ledger.forget(m.from, key);
+      return encodeLong(rpcError(id, BUSY, 'Busy', { retryAfterMs: 1000 }));
+    }
+    const stop = new AbortController();
+    const timer = new AbortController();
+    const deadlineMs = this.#o.deadlineMs ?? 60_000;
+    const late = open
+      ? new Promise<never>(() => {})
+      : clock.sleep(deadlineMs, timer.signal).then(
+          () => rpcError(id, DEADLINE, `Deadline: not done within ${deadlineMs} ms`),
+          () => undefined,
+        );
+    let emitted = 0;
+    const emit = (frame: Json): void => {
+      // Whatever a handler says in a burst, memory and the write budget hold.
+      if (stop.signal.aborted || emitted >= MAX_EMITTED) return;
+      emitted++;
+      this.#track(
+        this.#answer(reply, encodeLong(frame)).finally(() => {
+          emitted--;
+        }),
+      );
+    };
+    try {
+      const { signal } = stop;
+      const onError = (error: unknown, method: string): void => onEvent({ kind: 'handler-error', method, error });
+      const dispatched = this.#dispatcher.dispatch(request, {
+        from: m.from,
+        room: m.room,
+        service: this.#service,
+        signal,
+        emit,
+        onError,
+      });
+      const answer = await Promise.race([dispatched, late]);
+      if (answer === undefined) {
+        await this.#ledger.forget(m.from, key);
+        return undefined;
+      }
+      const text = fitted(encodeLong(answer), id);
+      await this.#ledger.answer(m.from, key, text, clock.now());
+      return text;
+    } finally {
+      timer.abort();
+      // After the deadline nobody hears the handler any more; it learns so by its signal.
+      stop.abort(new TechnocoreError('deadline', 'the call is over'));
+      release();
+    }
+  }
+
+  async #replyTo(m: Incoming, named: unknown): Promise<Reply | undefined> {
+    if (this.#channel) return async (text) => void (await this.#channel?.send(text));
+    const room = await this.#replies.find(m.from, named);
+    if (room === undefined || !(this.#o.replyPolicy?.(m.from, room) ?? true)) return undefined;
+    // Looked up while the handler runs.
+    const admitted = this.#replies.admits(m.from, room);
+    admitted.catch(() => {});
+    return async (text) => {
+      if (await admitted) await saySigned(this.#t, this.#signer, room, text);
+      else this.#t.onEvent({ kind: 'refused', room, from: m.from, reason: 'the key was never seen in its reply room' });
+    };
+  }
+
+  /** Writes an answer; what cannot be written is told, and kept for a repeat of the request. */
+  async #answer(reply: Reply, text: string | string[]): Promise<boolean> {
+    try {
+      for (const one of typeof text === 'string' ? [text] : text) await reply(one);
+      return true;
+    } catch (cause) {
+      this.#t.onEvent({ kind: 'unanswered', room: this.#room, cause });
+      return false;
+    }
+  }
+
+  /** Keeps the place before the oldest message that is still worked on. Saving is never faster than the store. */
+  #save(): void {
+    const { cursor } = this.#o;
+    if (!cursor || this.#channel || this.#saving) return;
+    const place = feedOf(this.#t, this.#room).place;
+    const oldest: number | undefined = this.#unfinished.keys().next().value;
+    if (!place) return;
+    const { generation } = place;
+    const behind =
+      oldest === undefined ? place : { since: oldest - 1, ...(generation !== undefined && { generation }) };
+    if (behind.since === this.#saved) return;
+    this.#saving = true;
+    this.#saved = behind.since;
+    void (async () => {
+      try {
+        await cursor.save(this.#room, behind);
+      } catch (cause) {
+        this.#t.onEvent({ kind: 'unsaved', room: this.#room, cause });
+      }
+      this.#saving = false;
+      this.#save();
+    })();
+  }
+}
+
+/** Messages of one key that wait to be admitted. */
+const MAX_LANE = 1024;
+
+const denied = (id: Id): string => encodeLong(rpcError(id, DENIED, 'Denied'));
+
+/** The reply room that a frame names in `params._meta`; undefined where it names none. */
+function replyNamed(member: unknown): unknown {
+  const params = isObject(member) ? member['params'] : undefined;
+  const meta = isObject(params) ? params['_meta'] : undefined;
+  return isObject(meta) ? meta[REPLY_META] : undefined;
+}
+
+function digestOf({ method, params }: JsonObject): string {
+  return toHex(sha256(utf8(encodeLong([method as Json, params ?? null]))).subarray(0, 16));
+}
+
+/** The answer itself, or the error that says how long it would have been. */
+function fitted(text: string, id: Id): string {
+  if (text.length <= MAX_TEXT) return text;
+  const { message, chars, limit } = new FrameTooLong(text.length, MAX_TEXT);
+  return encodeLong(rpcError(id, INTERNAL_ERROR, `The answer is too large: ${message}`, { chars, limit }));
+}
+
+/** Answers to a batch go back as one, if that fits a message; those to a single request as it came. */
+function join(batch: unknown, texts: string[]): string | string[] {
+  if (!batch || texts.length === 0) return texts;
+  const text = `[${texts.join(',')}]`;
+  return text.length <= MAX_TEXT ? text : texts;
+}
+
+function deferred(): { promise: Promise<void>; resolve: () => void; reject: (cause: unknown) => void } {
+  let resolve!: () => void;
+  let reject!: (cause: unknown) => void;
+  const promise = new Promise<void>((yes, no) => {
+    resolve = yes;
+    reject = no;
+  });
+  return { promise, resolve, reject };
+}
+
+/** A limit on handlers, fair to keys: each in turn, however much one of them asks. */
+class Workers {
+  #free: number;
+  readonly #max: number;
+  #waiting = 0;
+  /** One queue a key, in turn. */
+  readonly #queues = new Map<string, (() => void)[]>();
+
+  constructor(concurrency: number, max: number) {
+    this.#free = concurrency;
+    this.#max = max;
+  }
+
+  /** Waits for a turn. @returns gives it back; undefined when too many wait */
+  async enter(from: string): Promise<(() => void) | undefined> {
+    if (this.#free > 0) this.#free--;
+    else {
+      const queue = this.#queues.get(from) ?? [];
+      if (this.#waiting >= this.#max || queue.length >= this.#max / 4) return undefined;
+      this.#queues.set(from, queue);
+      this.#waiting++;
+      await new Promise<void>((resolve) => queue.push(resolve));
+    }
+    let inside = true;
+    return () => {
+      if (!inside) return;
+      inside = false;
+      this.#next();
+    };
+  }
+
+  #next(): void {
+    const [first] = this.#queues;
+    if (!first) {
+      this.#free++;
+      return;
+    }
+    const [from, queue] = first;
+    const resolve = queue.shift()!;
+    this.#queues.delete(from);
+    // Behind all others that wait.
+    if (queue.length > 0) this.#queues.set(from, queue);
+    this.#waiting--;
+    resolve();
+  }
+}
