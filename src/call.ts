@@ -123,6 +123,10 @@ class Inbox implements Listener {
     }
   }
 
+  busy(): number {
+    return this.#waiting.size;
+  }
+
   gap(gap: RingGap): void {
     for (const waiting of [...this.#waiting.values()]) waiting.lost(gap);
   }

@@ -33,6 +33,8 @@ export interface Listener {
   gap(gap: RingGap): void;
   /** Nothing will come any more. */
   end(cause: unknown): void;
+  /** How many exchanges are under way: the more, the less the next message alone is worth a read of its own. */
+  busy(): number;
 }
 
 /** How to send. */
@@ -83,6 +85,8 @@ export function authorOf(t: Transport, room: string, m: Message): string {
   return m.from;
 }
 
+/** Longest pause between two reads in a burst, ms. */
+const MAX_PAUSE_MS = 25;
 /** A warm cursor older than this is not worth the backlog, ms. */
 const WARM_MS = 30_000;
 
@@ -152,8 +156,8 @@ export class Feed {
 
   async #run(loop: AbortController): Promise<void> {
     const { room } = this.#cursor;
+    const { signal } = loop;
     try {
-      const { signal } = loop;
       for await (const { gap, messages } of poll(this.#t, (waitMs) => this.#cursor.next(waitMs, signal), { signal })) {
         const incoming = messages.map((m): Incoming => {
           const from = authorOf(this.#t, room, m);
@@ -165,6 +169,10 @@ export class Feed {
           if (gap) listener.gap(gap);
         }
         if (loop.signal.aborted) return;
+        // In a burst each message would cost a read; a short pause lets the next ones come together.
+        let busy = 0;
+        for (const listener of this.#listeners) busy += listener.busy();
+        if (busy > 1) await this.#t.clock.sleep(Math.min(busy, MAX_PAUSE_MS), signal);
       }
     } catch (cause) {
       if (loop.signal.aborted) return;

@@ -174,6 +174,10 @@ class Server implements Listener {
     this.#t.onEvent({ kind: 'lost', room: this.#room, gap });
   }
 
+  busy(): number {
+    return this.#unfinished.size;
+  }
+
   end(cause: unknown): void {
     this.#ended?.(cause);
   }
