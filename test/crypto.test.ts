@@ -109,11 +109,12 @@ describe.each([
       }
     }
     expect(spellings.size).toBe(14);
+    const seven = Point.BASE.multiply(7n).toBytes();
     let forged = 0;
     for (const A of [...spellings].map(hex)) {
-      for (const R of ED25519_TORSION_SUBGROUP.map(hex)) {
+      for (const [R, S] of [...ED25519_TORSION_SUBGROUP.map((R) => [hex(R), 0n] as const), [seven, 7n] as const]) {
         for (const message of ['a', 'b', 'c', 'd'].map(utf8)) {
-          const signature = concat(R, new Uint8Array(32));
+          const signature = concat(R, bytes32(S));
           forged += Number(openssl(A, signature, message));
           if (ed25519Verify(A, signature, message)) expect.fail(`${toHex(A)} ${toHex(R)}`);
         }
@@ -141,6 +142,19 @@ describe.each([
     const signature = concat(R, Fn.toBytes(Fn.create(77n + challenge(R, pointBytes, message) * scalar)));
     expect(noble.verify(signature, message, pointBytes, { zip215: false })).toBe(true);
     expect(ed25519Verify(pointBytes, signature, message)).toBe(false);
+  });
+
+  test('R is compared whole, its sign included', () => {
+    const { scalar, pointBytes } = noble.utils.getExtendedPublicKey(new Uint8Array(32).fill(9));
+    const message = utf8('m');
+    const point = Point.BASE.multiply(77n);
+    for (const [R, good] of [
+      [point.toBytes(), true],
+      [point.negate().toBytes(), false],
+    ] as const) {
+      const signature = concat(R, Fn.toBytes(Fn.create(77n + challenge(R, pointBytes, message) * scalar)));
+      expect(ed25519Verify(pointBytes, signature, message)).toBe(good);
+    }
   });
 
   test('S is below L', () => {
@@ -463,6 +477,20 @@ describe('which back end', () => {
     });
     expect(natives(crypto)).toEqual(['aesGcm', 'chachaPoly', 'hmac']);
     expect(toHex(crypto.sha256(utf8('abc')))).toMatch(/^ba7816bf/);
+  });
+
+  test('a runtime that computes a secret of zeros', async () => {
+    const diffieHellman = ((keys: any) => {
+      try {
+        return nodeCrypto.diffieHellman(keys);
+      } catch {
+        return Buffer.alloc(32);
+      }
+    }) as any;
+    const crypto = await fresh({ diffieHellman });
+    expect(natives(crypto)).toContain('x25519');
+    const key = crypto.x25519(new Uint8Array(32));
+    for (const u of SMALL_U) expect(() => key.shared(u)).toThrow('small order');
   });
 
   test('private keys where a JWK must hold its own public half (Node 26)', async () => {
