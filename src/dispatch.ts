@@ -9,10 +9,12 @@
  */
 import { RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
-import type { Clock } from './http.ts';
+import type { Clock, Options } from './http.ts';
 
 // --- frames ------------------------------------------------------------------------------------------------------
 
+/** A JSON object. */
+export type JsonObject = { [key: string]: Json };
 /** The id of a request, echoed with its type: `1` and `"1"` are two ids. */
 export type Id = string | number | null;
 
@@ -25,22 +27,22 @@ export const INTERNAL_ERROR = -32603;
 export const CONFLICT = 1005;
 
 /** A request frame. */
-export function rpcRequest(id: Id, method: string, params?: Json): { [key: string]: Json } {
+export function rpcRequest(id: Id, method: string, params?: Json): JsonObject {
   return params === undefined ? { jsonrpc: '2.0', id, method } : { jsonrpc: '2.0', id, method, params };
 }
 
 /** A notification frame. */
-export function rpcNotification(method: string, params?: Json): { [key: string]: Json } {
+export function rpcNotification(method: string, params?: Json): JsonObject {
   return params === undefined ? { jsonrpc: '2.0', method } : { jsonrpc: '2.0', method, params };
 }
 
 /** A response frame that carries a result. */
-export function rpcResult(id: Id, result: Json): { [key: string]: Json } {
+export function rpcResult(id: Id, result: Json): JsonObject {
   return { jsonrpc: '2.0', id, result };
 }
 
 /** A response frame that carries an error. `id` undefined: the frame has no id member, as MCP wants it when none could be read. */
-export function rpcError(id: Id | undefined, code: number, message: string, data?: Json): { [key: string]: Json } {
+export function rpcError(id: Id | undefined, code: number, message: string, data?: Json): JsonObject {
   const error = data === undefined ? { code, message } : { code, message, data };
   return id === undefined ? { jsonrpc: '2.0', error } : { jsonrpc: '2.0', id, error };
 }
@@ -138,6 +140,8 @@ export interface CallContext {
   readonly signal: AbortSignal;
   /** `params._meta`, which params no longer holds. */
   readonly meta: Record<string, unknown>;
+  /** How to reach the service that the call came through, for handlers that use rooms and notes themselves. */
+  readonly service: Options;
   /** Sends a notification to the caller. Does nothing once the call is answered, or where nothing can be sent. */
   readonly notify: (method: string, params?: Json) => void;
 }
@@ -176,10 +180,14 @@ export interface DispatchContext {
   /** The caller's checked DID; absent for a call from inside this process. */
   from?: string | undefined;
   room?: string | undefined;
+  /** Base, `fetch` and clock of the service it came through. */
+  service?: Options | undefined;
   /** Aborts the handlers of this frame. Without it they get one that aborts when the dispatcher is closed. */
   signal?: AbortSignal | undefined;
   /** Takes the frames that precede the answer, and those of subscriptions. It must not throw. */
   emit?: ((frame: Json) => void) | undefined;
+  /** Most characters of one frame on the way back, by which lists are cut into pages. Default {@link MAX_TEXT}. */
+  limit?: number | undefined;
   /** Told what a handler threw when the caller learns only "Internal error". */
   onError?: ((error: unknown, method: string) => void) | undefined;
 }
@@ -189,33 +197,39 @@ export interface Layer {
   /** True for a method name of the protocol, known or not. */
   owns(method: string): boolean;
   /** Answers a well-formed request of such a name. Never throws, never rejects. */
-  request(frame: { [key: string]: Json }, context: DispatchContext): Json | undefined | Promise<Json | undefined>;
+  request(frame: JsonObject, context: DispatchContext): Json | undefined | Promise<Json | undefined>;
   /** Takes a notification of such a name, well formed or not. Never throws. */
-  notification(frame: { [key: string]: Json }, context: DispatchContext): void;
+  notification(frame: JsonObject, context: DispatchContext): void;
   /** Whether a request may run twice. */
-  idempotent(frame: { [key: string]: Json }): boolean;
+  idempotent(frame: JsonObject): boolean;
+  /** Whether a request stays unanswered for long by its nature. */
+  staysOpen(frame: JsonObject): boolean;
   close(): void;
 }
 
-/** Something that needs a layer to be called; `layer` makes the one it needs. */
+export type MakeLayer = (o: DispatcherOptions) => Layer;
+
+/** What a tool must carry to be called: how to make the layer that knows it. */
 export interface Layered {
-  readonly layer: (o: DispatcherOptions<any>) => Layer;
+  readonly layer?: MakeLayer;
 }
 
-export interface DispatcherOptions<T extends Layered = Layered> {
+export interface DispatcherOptions {
   /** Plain methods by name. Looked up at each call, so methods may come and go. */
   methods?: Map<string, Handler> | undefined;
   /** Tools by name. With a tools map the layer that its tools need is on, and an error without readable id has no id member. */
-  tools?: Map<string, T> | undefined;
+  tools?: Map<string, Layered> | undefined;
   /** How the server names itself. */
   serverInfo?: { name: string; version: string; [key: string]: Json } | undefined;
+  /** What the server wants a model to know about it. */
+  instructions?: string | undefined;
   /** Most tools on one page of a list, on which no more than one frame's worth fits in any case. */
   pageSize?: number | undefined;
   /** Secret of 32 bytes that seals state handed to callers; random when absent, so that no state survives a restart. */
   stateKey?: Uint8Array | undefined;
   clock?: Clock | undefined;
   /** The layer to use while `tools` is still empty. */
-  layer?: Layered['layer'] | undefined;
+  layer?: MakeLayer | undefined;
 }
 
 export interface Dispatcher {
@@ -227,6 +241,10 @@ export interface Dispatcher {
   dispatch(frame: unknown, context?: DispatchContext): Promise<Json | undefined>;
   /** Whether a request may run twice without harm, by its handler's own declaration. */
   idempotent(frame: unknown): boolean;
+  /** Whether a request is a subscription: open for long, bounded by the dispatcher, and no work in progress. */
+  staysOpen(frame: unknown): boolean;
+  /** Whether an array is a batch whose members are answered one by one; any other gets one error as a whole. */
+  batchable(frames: unknown[]): boolean;
   /** Ends subscriptions and aborts the handlers that run on the dispatcher's own signal. */
   close(): void;
 }
@@ -243,12 +261,7 @@ export class Call implements CallContext {
   readonly #closing: { readonly signal: AbortSignal };
   #over = false;
 
-  constructor(
-    frame: { [key: string]: Json },
-    meta: unknown,
-    outer: DispatchContext,
-    closing: { readonly signal: AbortSignal },
-  ) {
+  constructor(frame: JsonObject, meta: unknown, outer: DispatchContext, closing: { readonly signal: AbortSignal }) {
     this.id = frame['id'] as Id | undefined;
     this.meta = isObject(meta) ? meta : NO_META;
     this.from = outer.from ?? '';
@@ -261,14 +274,23 @@ export class Call implements CallContext {
     return this.#outer.signal ?? this.#closing.signal;
   }
 
+  get service(): Options {
+    return this.#outer.service ?? {};
+  }
+
   /** A getter, so that `({ notify }) => …` works and a call that does not notify makes no closure. */
   get notify(): (method: string, params?: Json) => void {
     return (method, params) => this.emit(rpcNotification(method, params));
   }
 
   /** Sends a frame to the caller, as long as the call is not answered. */
-  emit(frame: { [key: string]: Json }): void {
+  emit(frame: JsonObject): void {
     if (!this.#over && this.#outer.emit !== undefined) this.#outer.emit(toJson(frame));
+  }
+
+  /** True once the call is answered or cancelled. */
+  get over(): boolean {
+    return this.#over;
   }
 
   /** Ends the call: nothing is emitted any more. */
@@ -335,7 +357,7 @@ class JsonRpc implements Dispatcher {
       try {
         value = JSON.parse(frame);
       } catch {
-        return rpcError(this.#noId(), PARSE_ERROR, 'Parse error');
+        return rpcError(this.#errorId(undefined), PARSE_ERROR, 'Parse error');
       }
     }
     return Array.isArray(value) ? this.#batch(value, context) : this.#one(value, context);
@@ -343,11 +365,21 @@ class JsonRpc implements Dispatcher {
 
   idempotent(frame: unknown): boolean {
     if (classify(frame) !== 'request') return false;
-    const request = frame as { [key: string]: Json };
+    const request = frame as JsonObject;
     const handler = this.#methods.get(request['method'] as string);
     return handler === undefined
       ? this.#owner(request['method'])?.idempotent(request) === true
       : has(handler, IDEMPOTENT);
+  }
+
+  staysOpen(frame: unknown): boolean {
+    if (classify(frame) !== 'request') return false;
+    const request = frame as JsonObject;
+    return this.#owner(request['method'])?.staysOpen(request) === true;
+  }
+
+  batchable(frames: unknown[]): boolean {
+    return frames.length > 0 && !frames.some((frame) => isObject(frame) && this.#owner(frame['method']) !== undefined);
   }
 
   close(): void {
@@ -356,8 +388,8 @@ class JsonRpc implements Dispatcher {
   }
 
   async #batch(frames: unknown[], context: DispatchContext): Promise<Json | undefined> {
-    if (frames.length === 0 || frames.some((frame) => isObject(frame) && this.#owner(frame['method']) !== undefined)) {
-      return rpcError(this.#noId(), INVALID_REQUEST, 'Invalid Request: this array is no batch');
+    if (!this.batchable(frames)) {
+      return rpcError(this.#errorId(undefined), INVALID_REQUEST, 'Invalid Request: this array is no batch');
     }
     const answers = await Promise.all(frames.map((frame) => this.#one(frame, context)));
     const sent = answers.filter((answer) => answer !== undefined);
@@ -367,11 +399,11 @@ class JsonRpc implements Dispatcher {
   #one(frame: unknown, context: DispatchContext): Json | undefined | Promise<Json | undefined> {
     const kind = classify(frame);
     if (kind === 'response') return undefined;
-    const member = frame as { [key: string]: Json };
+    const member = frame as JsonObject;
     if (kind === 'invalid') {
       const { id, method } = isObject(frame) ? frame : {};
       if (id === undefined && this.#owner(method) !== undefined) return undefined;
-      return rpcError(isId(id) ? id : this.#noId(), INVALID_REQUEST, 'Invalid Request');
+      return rpcError(this.#errorId(id), INVALID_REQUEST, 'Invalid Request');
     }
     const method = member['method'] as string;
     const handler = this.#methods.get(method);
@@ -387,7 +419,7 @@ class JsonRpc implements Dispatcher {
   #run(
     handler: Handler,
     method: string,
-    frame: { [key: string]: Json },
+    frame: JsonObject,
     context: DispatchContext,
   ): Json | undefined | Promise<Json | undefined> {
     let params: unknown = frame['params'];
@@ -426,9 +458,10 @@ class JsonRpc implements Dispatcher {
     return this.#layer;
   }
 
-  /** The id of an answer to what had no readable id: null, or no id member at all where MCP is spoken. */
-  #noId(): null | undefined {
-    return this.#layered() === undefined ? null : undefined;
+  /** The id of an answer to what is no request: what could be read, else null, or no id member at all where MCP is spoken. */
+  #errorId(id: unknown): Id | undefined {
+    if (this.#layered() === undefined) return isId(id) ? id : null;
+    return typeof id === 'string' || Number.isSafeInteger(id) ? (id as Id) : undefined;
   }
 }
 

@@ -1,0 +1,160 @@
+/**
+ * The defaults, and what is bound to them: the composition root.
+ *
+ * @module
+ */
+
+import type { Channel } from './channel.ts';
+import {
+  badParams,
+  type CallContext,
+  createDispatcher as createBareDispatcher,
+  type DispatchContext,
+  type Dispatcher,
+  type DispatcherOptions,
+  dispatch as dispatchBare,
+  type Handler,
+} from './dispatch.ts';
+import { isObject, type Json } from './frames.ts';
+import { transportOf } from './http.ts';
+import { defineTool, mcpLayer, toolsChanged } from './mcp.ts';
+import { explain, type Message } from './messages.ts';
+import { verify } from './names.ts';
+import { type ServeOptions, serve as serveBare } from './serve.ts';
+import { ask } from './service.ts';
+import type { Signer } from './signer.ts';
+import type { Tool, ToolHandler, ToolOptions } from './tools.ts';
+
+// --- methods that every server has ------------------------------------------------------------------------------
+
+/** What {@link census} tells. */
+export interface Census {
+  /** When, ISO 8601. */
+  at: string;
+  rooms: { total: number; capacity: number };
+  notes: { total: number; capacity: number };
+  bytes: { used: number; capacity: number };
+  /** The rooms written last, as asked for: names and topics are strangers' text. */
+  listed?: { room: string; topic: string | null }[];
+}
+
+/**
+ * `census/latest`: how full the service is.
+ *
+ * @param params `list`: how many of the listed rooms to name, 1 to 50; default none
+ */
+async function census(params: unknown, context?: CallContext): Promise<Census> {
+  const list = isObject(params) ? params['list'] : undefined;
+  if (list !== undefined && !(Number.isInteger(list) && (list as number) >= 1 && (list as number) <= 50)) {
+    throw badParams('list is a number from 1 to 50');
+  }
+  const t = transportOf(context?.service);
+  const { text } = await ask(t, {
+    path: `/rooms?format=json&limit=${list ?? 1}`,
+    bucket: 'read',
+    ...(context && { signal: context.signal }),
+  });
+  const seen = JSON.parse(text);
+  const counts: Census = {
+    at: new Date(t.clock.now()).toISOString(),
+    rooms: { total: Number(seen.total), capacity: Number(seen.capacity) },
+    notes: { total: Number(seen.notes.total), capacity: Number(seen.notes.capacity) },
+    bytes: { used: Number(seen.bytes), capacity: Number(seen.bytes_capacity) },
+  };
+  if (list === undefined) return counts;
+  return {
+    ...counts,
+    listed: seen.rooms.map(({ room, topic }: { room: string; topic: string | null }) => ({ room, topic })),
+  };
+}
+
+/**
+ * `technocore/verify`: whether a signature is good, checked offline, and if not, why.
+ *
+ * @param params `{ did, sig, canonical }`, or `{ room, message }` with a message as a room shows it
+ */
+function verifySignature(params: unknown): { valid: boolean; reason?: string } {
+  if (!isObject(params)) throw badParams('params are { did, sig, canonical } or { room, message }');
+  const { room, message, did, sig, canonical } = params;
+  let reason: string | undefined;
+  if (typeof room === 'string' && isObject(message)) {
+    const { nonce } = message;
+    reason = explain(room, {
+      ...message,
+      ...(typeof nonce === 'number' && { nonce: String(nonce) }),
+    } as unknown as Message);
+  } else if (typeof did === 'string' && typeof sig === 'string' && typeof canonical === 'string') {
+    if (verify(did, sig, canonical)) return { valid: true };
+    const [, of, nonce, text] = /^([^|]*)\|(\d{1,19})\|([\s\S]*)$/.exec(canonical) ?? [];
+    reason =
+      (of !== undefined && explain(of, { seq: 0, ts: '', from: did, sig, nonce: nonce!, text: text! })) ||
+      'the signature does not fit this key and text';
+  } else {
+    throw badParams('params are { did, sig, canonical } or { room, message }');
+  }
+  return reason === undefined ? { valid: true } : { valid: false, reason };
+}
+
+/** The methods that are served when none are named. */
+export const methods: Map<string, Handler> = new Map<string, Handler>([
+  ['census/latest', census],
+  ['technocore/verify', verifySignature],
+]);
+
+/** The tools that are served when none are named. */
+export const tools: Map<string, Tool> = new Map();
+
+/**
+ * Registers a tool, or replaces the one of that name, and tells whoever listens to the list.
+ *
+ * @param o `tools`: the map to register in, instead of the default one
+ * @throws BadName an empty name, or one over 128 characters
+ * @throws TechnocoreError `bad_schema`: a schema that cannot be used
+ * @example
+ * ```ts
+ * tool('add', 'Adds two numbers.', { type: 'object', properties: { a: { type: 'number' }, b: { type: 'number' } },
+ *   required: ['a', 'b'] }, ({ a, b }) => ({ sum: a + b }));
+ * ```
+ */
+export function tool(
+  name: string,
+  description: string,
+  inputSchema: object,
+  run: ToolHandler,
+  o: ToolOptions & { tools?: Map<string, Tool> } = {},
+): void {
+  const { tools: registry = tools, ...options } = o;
+  registry.set(name, defineTool(name, description, inputSchema, run, options));
+  toolsChanged(registry);
+}
+
+/**
+ * A dispatcher over the methods and tools given and nothing else; without options, over the default ones. A tools map
+ * makes it an MCP server, an empty one too. The default tools do so from the first tool on.
+ */
+export function createDispatcher(o?: DispatcherOptions): Dispatcher {
+  return createBareDispatcher(o === undefined ? { methods, tools } : { layer: mcpLayer, ...o });
+}
+
+/**
+ * Answers a frame, a batch or the text of one through one dispatcher per pair of methods and tools: the default ones
+ * without options, else those given. Never rejects.
+ *
+ * @returns the answer; undefined when nothing goes back
+ */
+export function dispatch(frame: unknown, context?: DispatchContext, o?: DispatcherOptions): Promise<Json | undefined> {
+  return dispatchBare(frame, context, o === undefined ? { methods, tools } : { layer: mcpLayer, ...o });
+}
+
+/**
+ * Serves methods and tools to whoever writes requests into a mailbox or over a channel; without `methods` and `tools` in
+ * the options, the default ones.
+ *
+ * @param o what may call, how much at a time, where answers may go and what outlives a restart: {@link ServeOptions}
+ * @returns resolves after `o.signal` aborts and what was begun is answered
+ * @throws BadName the room is no mailbox
+ * @throws what opening and reading the mailbox throws, where it cannot be waited out
+ */
+export function serve(mailbox: string | Channel, signer: Signer, o: ServeOptions = {}): Promise<void> {
+  return serveBare(mailbox, signer, { layer: mcpLayer, ...(o.methods || o.tools ? {} : { methods, tools }), ...o });
+}

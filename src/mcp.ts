@@ -1,0 +1,477 @@
+/**
+ * The tools part of MCP, revision 2026-07-28, as a layer of the dispatcher: no handshake, no session; whatever a request
+ * needs is in the request. Resources, prompts and completion are left to the official SDK over a bridge.
+ *
+ * A room is a shared channel like stdio, so cancelling is a notification, and each progress and log line names its
+ * request in `_meta["chat.technocore/requestId"]`.
+ *
+ * @module
+ */
+import { equalBytes, fromBase64url, fromUtf8, toBase64url, utf8 } from './bytes.ts';
+import { hmacSha256, randomBytes } from './crypto.ts';
+import {
+  badParams,
+  type DispatchContext,
+  type DispatcherOptions,
+  INTERNAL_ERROR,
+  INVALID_REQUEST,
+  type JsonObject,
+  type Layer,
+  type MakeLayer,
+  METHOD_NOT_FOUND,
+  rpcError,
+  rpcNotification,
+  rpcResult,
+} from './dispatch.ts';
+import { BadName, RpcError } from './errors.ts';
+import { encodeLong, isObject, type Json, MAX_TEXT } from './frames.ts';
+import { type Clock, systemClock } from './http.ts';
+import { Budget, CLIENT_CAPABILITIES, LEVELS, LOG_LEVEL, ToolCall } from './toolcall.ts';
+import { failed, ServedTool, type Tool, type ToolHandler, type ToolOptions, type ToolResult } from './tools.ts';
+
+/** The revision of MCP spoken here, the only one. */
+export const MCP_VERSION = '2026-07-28';
+
+const PROTOCOL_VERSION = 'io.modelcontextprotocol/protocolVersion';
+const SERVER_INFO = 'io.modelcontextprotocol/serverInfo';
+const SUBSCRIPTION_ID = 'io.modelcontextprotocol/subscriptionId';
+
+const UNSUPPORTED_VERSION = -32022;
+
+/** Method names that are MCP's, whether this layer knows them or not. */
+const OWN =
+  /^(?:(?:server|tools|prompts|resources|completion|subscriptions|logging|notifications)\/|(?:initialize|ping)$)/;
+
+/** How long a caller may keep the lists, ms. */
+const TTL_MS = 60_000;
+/** Times that one call may ask for input. */
+const MAX_ROUNDS = 10;
+/** How long the answer to a question may take, ms. */
+const STATE_TTL_MS = 1_800_000;
+/** How long a subscription lives, ms, because nobody sees a listener go. */
+const LISTEN_MS = 3_600_000;
+const MAX_LISTENERS = 256;
+const MAX_LISTENERS_PER_KEY = 4;
+// --- tools -------------------------------------------------------------------------------------------------------
+
+/** A name that every host takes; others are called as they are. */
+const SAFE_NAME = /^[A-Za-z0-9_./-]{1,128}$/;
+
+/**
+ * A tool, ready to be put into a map of tools. The schemas are compiled here, so that what is wrong with them is an error
+ * now and not in some call.
+ *
+ * Keep the definition below some 3,700 characters: a longer one fits no message, and only callers that read spilled
+ * answers will see it in the list.
+ *
+ * @param inputSchema JSON Schema 2020-12 with root type object, or a Standard Schema
+ * @throws BadName an empty name, or one over 128 characters
+ * @throws TechnocoreError `bad_schema`
+ */
+export function defineTool(
+  name: string,
+  description: string,
+  inputSchema: object,
+  run: ToolHandler,
+  o: ToolOptions = {},
+): Tool {
+  if (typeof name !== 'string' || name === '' || name.length > 128)
+    throw new BadName(String(name), 'a tool name has 1 to 128 characters');
+  if (!SAFE_NAME.test(name))
+    globalThis.console?.warn(`technocore-rpc: some hosts cannot call a tool named ${JSON.stringify(name)}`);
+  return new ServedTool(mcpLayer, name, description, inputSchema, run, o);
+}
+
+// --- state that callers carry ------------------------------------------------------------------------------------
+
+/** What a `requestState` holds. Its caller, tool and arguments are not in it, but in its MAC. */
+interface State {
+  /** Not to be used after, ms since the epoch. */
+  readonly until: number;
+  /** Times the caller was asked. */
+  readonly round: number;
+  readonly answers: [key: string, answer: JsonObject][];
+}
+
+function macOf(key: Uint8Array, bound: Json, payload: string): Uint8Array {
+  return hmacSha256(key, utf8(`${canonical(bound)}\n${payload}`));
+}
+
+function sealState(key: Uint8Array, bound: Json, state: State): string {
+  const payload = toBase64url(utf8(JSON.stringify([state.until, state.round, state.answers])));
+  return `${payload}.${toBase64url(macOf(key, bound, payload))}`;
+}
+
+function openState(key: Uint8Array, bound: Json, sealed: string, now: number): State {
+  const [payload = '', mac = '', ...rest] = sealed.split('.');
+  const bytes = fromBase64url(mac);
+  if (rest.length > 0 || bytes === undefined || !equalBytes(bytes, macOf(key, bound, payload))) {
+    throw badParams('requestState is not one that this call was given');
+  }
+  const [until, round, answers] = JSON.parse(fromUtf8(fromBase64url(payload)!)!) as [number, number, State['answers']];
+  if (now > until) throw badParams('requestState is too old');
+  return { until, round, answers };
+}
+
+/** JSON that does not depend on the order in which members were written. */
+function canonical(value: Json): string {
+  if (typeof value !== 'object' || value === null) return JSON.stringify(value);
+  if (Array.isArray(value)) return `[${value.map(canonical).join()}]`;
+  const names = Object.keys(value).sort();
+  return `{${names.map((name) => `${JSON.stringify(name)}:${canonical(value[name] as Json)}`).join()}}`;
+}
+
+// --- the layer ---------------------------------------------------------------------------------------------------
+
+/** A request that is not answered yet. */
+interface Pending {
+  cancel(reason: string | undefined): void;
+}
+
+interface Listener extends Pending {
+  readonly from: string;
+  notice(): void;
+  end(): void;
+}
+
+/** Layers with listeners, by the map of tools they listen to. */
+const listening = new WeakMap<Map<string, Tool>, Set<McpLayer>>();
+
+/** Tells everybody who listens to a map of tools that it changed. Calling it a lot is cheap: notices are few. */
+export function toolsChanged(tools: Map<string, Tool>): void {
+  for (const layer of listening.get(tools) ?? []) layer.changed();
+}
+
+class McpLayer implements Layer {
+  readonly tools: Map<string, Tool>;
+  readonly clock: Clock;
+  readonly #o: DispatcherOptions;
+  readonly #serverInfo: JsonObject;
+  readonly #pending: Map<string, Pending> = new Map();
+  readonly #listeners: Set<Listener> = new Set();
+  readonly #closing: AbortController = new AbortController();
+  #key: Uint8Array | undefined;
+  #notices: Budget | undefined;
+  #noticing = false;
+
+  constructor(o: DispatcherOptions) {
+    this.#o = o;
+    this.tools = (o.tools ?? new Map()) as Map<string, Tool>;
+    this.clock = o.clock ?? systemClock;
+    this.#serverInfo = { [SERVER_INFO]: o.serverInfo ?? { name: 'technocore-rpc', version: '0.1.0' } };
+  }
+
+  get signal(): AbortSignal {
+    return this.#closing.signal;
+  }
+
+  toolsChanged(): void {
+    toolsChanged(this.tools);
+  }
+
+  owns(method: string): boolean {
+    return OWN.test(method);
+  }
+
+  staysOpen(frame: JsonObject): boolean {
+    return frame['method'] === 'subscriptions/listen';
+  }
+
+  idempotent(frame: JsonObject): boolean {
+    if (frame['method'] !== 'tools/call') return true;
+    const { params } = frame;
+    return isObject(params) && this.#tool(params['name'])?.idempotent === true;
+  }
+
+  close(): void {
+    this.#closing.abort();
+    for (const listener of this.#listeners) listener.end();
+  }
+
+  notification(frame: JsonObject, context: DispatchContext): void {
+    const { method, params } = frame;
+    if (method !== 'notifications/cancelled' || !isObject(params)) return;
+    const { requestId, reason } = params;
+    if (!isMcpId(requestId)) return;
+    this.#pending
+      .get(keyOf(context, requestId))
+      ?.cancel(typeof reason === 'string' ? reason.slice(0, 1000) : undefined);
+  }
+
+  request(frame: JsonObject, context: DispatchContext): Json | undefined | Promise<Json | undefined> {
+    const { id, method } = frame;
+    if (!isMcpId(id)) return rpcError(undefined, INVALID_REQUEST, 'Invalid Request: an id is a string or an integer');
+    try {
+      // The caller would take an error for the answer of the request that still runs; but so it would any answer.
+      if (this.#pending.has(keyOf(context, id)))
+        throw new RpcError(INVALID_REQUEST, 'Invalid Request: the id is in use');
+      const { _meta, ...params } = isObject(frame['params']) ? (frame['params'] as JsonObject) : {};
+      const meta = checkedMeta(method as string, _meta, params);
+      switch (method) {
+        case 'server/discover':
+          return rpcResult(id, this.#discover());
+        case 'tools/list':
+          return this.#list(id, params, context);
+        case 'tools/call':
+          return this.#call(frame, id, params, meta, context);
+        case 'subscriptions/listen':
+          return this.#listen(id, params, context);
+        default:
+          throw new RpcError(METHOD_NOT_FOUND, `Method not found: ${(method as string).slice(0, 80)}`);
+      }
+    } catch (error) {
+      return this.#refused(id, error, context, method as string);
+    }
+  }
+
+  #refused(id: string | number, error: unknown, context: DispatchContext, method: string): JsonObject {
+    if (error instanceof RpcError)
+      return rpcError(id, error.rpc.code, error.rpc.message, error.rpc.data as Json | undefined);
+    context.onError?.(error, method);
+    return rpcError(id, INTERNAL_ERROR, 'Internal error');
+  }
+
+  /** A complete result, signed with the server's name. */
+  #complete(result: object, meta?: object): JsonObject {
+    return { resultType: 'complete', ...result, _meta: { ...meta, ...this.#serverInfo } };
+  }
+
+  #tool(name: unknown): ServedTool | undefined {
+    return typeof name === 'string' ? ServedTool.of(this.tools.get(name)) : undefined;
+  }
+
+  #discover(): JsonObject {
+    return this.#complete({
+      supportedVersions: [MCP_VERSION],
+      capabilities: { tools: { listChanged: true }, logging: {} },
+      ...(this.#o.instructions !== undefined && { instructions: this.#o.instructions }),
+      ttlMs: TTL_MS,
+      cacheScope: 'public',
+    });
+  }
+
+  /** One page: as many tools as fit one frame together with the cursor to the next. The cursor is the last name. */
+  #list(id: string | number, { cursor }: JsonObject, context: DispatchContext): JsonObject {
+    const all = [...this.tools].flatMap(([name, tool]) => {
+      const served = ServedTool.of(tool);
+      return served === undefined ? [] : [{ name, shown: served.shown }];
+    });
+    let next = 0;
+    if (cursor !== undefined) {
+      next = all.findIndex(({ name }) => cursorOf(name) === cursor) + 1;
+      if (next === 0) throw badParams('Unknown cursor');
+    }
+    const page: JsonObject[] = [];
+    const answer = (nextCursor?: string): JsonObject =>
+      rpcResult(
+        id,
+        this.#complete({
+          tools: page,
+          ...(nextCursor !== undefined && { nextCursor }),
+          ttlMs: TTL_MS,
+          cacheScope: 'public',
+        }),
+      );
+    let left = (context.limit ?? MAX_TEXT) - encodeLong(answer('')).length;
+    for (const { name, shown } of all.slice(next, next + Math.max(1, this.#o.pageSize ?? all.length))) {
+      left -= encodeLong(shown).length + 1;
+      const tail = next + 1 < all.length ? cursorOf(name).length : 0;
+      // What fits no frame stands alone on its page, so that it can be spilled or refused by itself.
+      if (page.length > 0 && left < tail) break;
+      page.push(shown);
+      next++;
+    }
+    return answer(next < all.length ? cursorOf(all[next - 1]!.name) : undefined);
+  }
+
+  #call(
+    frame: JsonObject,
+    id: string | number,
+    params: JsonObject,
+    meta: JsonObject,
+    context: DispatchContext,
+  ): Promise<Json | undefined> {
+    const { name, arguments: args = {}, inputResponses = {}, requestState } = params;
+    if (typeof name !== 'string') throw badParams('name must be the name of a tool');
+    const tool = this.#tool(name);
+    if (tool === undefined) throw badParams(`Unknown tool: ${name.slice(0, 128)}`);
+    if (!isObject(args)) throw badParams('arguments must be an object');
+    if (!isObject(inputResponses) || !Object.values(inputResponses).every(isObject)) {
+      throw badParams('inputResponses must be an object of objects');
+    }
+    if (requestState !== undefined && typeof requestState !== 'string')
+      throw badParams('requestState must be a string');
+    const bound: Json = [context.from ?? '', 'tools/call', name, args as JsonObject];
+    const state =
+      requestState === undefined ? undefined : openState(this.#stateKey(), bound, requestState, this.clock.now());
+    // What is sealed was answered before, and stays answered.
+    const answers = new Map([...(Object.entries(inputResponses) as State['answers']), ...(state?.answers ?? [])]);
+    const call = new ToolCall(frame, meta, context, this, answers);
+    return new Promise((resolve) => {
+      const key = keyOf(context, id);
+      const settle = (answer: Json | undefined): void => {
+        this.#pending.delete(key);
+        resolve(answer);
+      };
+      this.#pending.set(key, call);
+      call.start(() => settle(undefined));
+      void tool
+        .call(args as JsonObject, call)
+        .then((result) => {
+          call.end();
+          return this.#answer(id, call, result, (state?.round ?? 0) + 1, bound);
+        })
+        .catch((error) => this.#refused(id, error, context, 'tools/call'))
+        .then((answer) => {
+          // Cancelled: nothing goes back, and the id may be another request's by now.
+          if (this.#pending.get(key) === call) settle(answer);
+        });
+    });
+  }
+
+  #answer(id: string | number, call: ToolCall, result: ToolResult, round: number, bound: Json): JsonObject {
+    if (call.fault !== undefined) {
+      const { code, message, data } = call.fault.rpc;
+      return rpcError(id, code, message, data as Json | undefined);
+    }
+    if (call.questions.size === 0) return rpcResult(id, this.#complete(result, result._meta));
+    if (round > MAX_ROUNDS)
+      return rpcResult(id, this.#complete(failed(`The tool asked for input more than ${MAX_ROUNDS} times.`)));
+    const state: State = { until: this.clock.now() + STATE_TTL_MS, round, answers: [...call.used] };
+    return rpcResult(id, {
+      resultType: 'input_required',
+      inputRequests: Object.fromEntries(call.questions),
+      requestState: sealState(this.#stateKey(), bound, state),
+      _meta: { ...this.#serverInfo },
+    });
+  }
+
+  #stateKey(): Uint8Array {
+    return (this.#key ??= this.#o.stateKey ?? randomBytes(32));
+  }
+
+  #listen(id: string | number, { notifications }: JsonObject, context: DispatchContext): Promise<Json | undefined> {
+    const { emit, from = '' } = context;
+    if (!isFilter(notifications)) throw badParams('notifications must say what to listen to');
+    const refuse = (why: string): RpcError => new RpcError(INTERNAL_ERROR, why);
+    if (emit === undefined) throw refuse('Notices cannot be sent here');
+    if (this.#closing.signal.aborted) throw refuse('The server is closing');
+    const mine = [...this.#listeners].filter((listener) => listener.from === from).length;
+    if (this.#listeners.size >= MAX_LISTENERS || mine >= MAX_LISTENERS_PER_KEY) throw refuse('Too many subscriptions');
+    const wanted = notifications['toolsListChanged'] === true;
+    const tag = { [SUBSCRIPTION_ID]: id };
+    return new Promise((resolve) => {
+      const key = keyOf(context, id);
+      const over = new AbortController();
+      const stop = (answer: Json | undefined): void => {
+        over.abort();
+        this.#pending.delete(key);
+        this.#listeners.delete(listener);
+        if (this.#listeners.size === 0) listening.get(this.tools)?.delete(this);
+        resolve(answer);
+      };
+      const listener: Listener = {
+        from,
+        notice: () => {
+          if (wanted) emit(rpcNotification('notifications/tools/list_changed', { _meta: tag }));
+        },
+        cancel: () => stop(undefined),
+        end: () => {
+          emit(
+            rpcNotification('notifications/cancelled', {
+              requestId: id,
+              reason: 'the subscription has ended',
+              _meta: tag,
+            }),
+          );
+          stop(rpcResult(id, this.#complete({}, tag)));
+        },
+      };
+      this.#pending.set(key, listener);
+      this.#listeners.add(listener);
+      let layers = listening.get(this.tools);
+      if (layers === undefined) listening.set(this.tools, (layers = new Set()));
+      layers.add(this);
+      emit(
+        rpcNotification('notifications/subscriptions/acknowledged', {
+          _meta: tag,
+          notifications: wanted ? { toolsListChanged: true } : {},
+        }),
+      );
+      this.clock.sleep(LISTEN_MS, over.signal).then(listener.end, () => {});
+    });
+  }
+
+  /** Tells the listeners; when that was often of late, once a little later for all changes until then. */
+  changed(): void {
+    if (!this.#noticing) void this.#notice();
+  }
+
+  async #notice(): Promise<void> {
+    this.#notices ??= new Budget(this.clock);
+    this.#noticing = true;
+    try {
+      for (let wait = this.#notices.take(); wait > 0; wait = this.#notices.take())
+        await this.clock.sleep(wait, this.#closing.signal);
+      for (const listener of this.#listeners) listener.notice();
+    } catch {
+      // Closed meanwhile.
+    } finally {
+      this.#noticing = false;
+    }
+  }
+}
+
+/** The layer for {@link createDispatcher}'s `layer` option: a server that speaks MCP though it has no tools yet. */
+export const mcpLayer: MakeLayer = (o) => new McpLayer(o);
+
+function isMcpId(id: unknown): id is string | number {
+  return typeof id === 'string' || Number.isSafeInteger(id);
+}
+
+/** Ids of two callers, or of two types, never meet. */
+function keyOf(context: DispatchContext, id: string | number): string {
+  return JSON.stringify([context.from ?? '', id]);
+}
+
+function cursorOf(name: string): string {
+  return toBase64url(utf8(`after ${name}`));
+}
+
+function isFilter(value: unknown): value is JsonObject {
+  if (!isObject(value)) return false;
+  const { toolsListChanged, promptsListChanged, resourcesListChanged, resourceSubscriptions } = value;
+  return (
+    [toolsListChanged, promptsListChanged, resourcesListChanged].every(
+      (flag) => flag === undefined || typeof flag === 'boolean',
+    ) &&
+    (resourceSubscriptions === undefined ||
+      (Array.isArray(resourceSubscriptions) && resourceSubscriptions.every((uri) => typeof uri === 'string')))
+  );
+}
+
+/** Checks what each request must say of itself, in the order in which errors take precedence. */
+function checkedMeta(method: string, meta: unknown, params: JsonObject): JsonObject {
+  const version = isObject(meta) ? meta[PROTOCOL_VERSION] : undefined;
+  if (method === 'initialize' && typeof version !== 'string') {
+    // The handshake of older revisions: its answer must name the versions served.
+    throw unsupported(params['protocolVersion']);
+  }
+  if (!isObject(meta)) throw badParams('params._meta is missing');
+  if (typeof version !== 'string') throw badParams(`_meta: ${PROTOCOL_VERSION} must be a string`);
+  if (version !== MCP_VERSION) throw unsupported(version);
+  if (!isObject(meta[CLIENT_CAPABILITIES])) throw badParams(`_meta: ${CLIENT_CAPABILITIES} must be an object`);
+  const level = meta[LOG_LEVEL];
+  if (level !== undefined && !LEVELS.includes(level as string))
+    throw badParams(`_meta: ${LOG_LEVEL} must be one of ${LEVELS.join(', ')}`);
+  const token = meta['progressToken'];
+  if (token !== undefined && !isMcpId(token)) throw badParams('_meta: progressToken must be a string or an integer');
+  return meta as JsonObject;
+}
+
+function unsupported(requested: unknown): RpcError {
+  return new RpcError(UNSUPPORTED_VERSION, 'Unsupported protocol version', {
+    supported: [MCP_VERSION],
+    requested: typeof requested === 'string' ? requested.slice(0, 100) : '',
+  });
+}

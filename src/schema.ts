@@ -1,0 +1,279 @@
+/**
+ * Schemas: JSON Schema 2020-12, or anything that speaks Standard Schema (`~standard`), made into one kind of check.
+ *
+ * The values that are checked come from strangers, the schemas from the programmer. So everything that can be wrong
+ * about a schema is an error when it is compiled, nothing is fetched, no code is generated, and the depth and the work
+ * of a check are bounded.
+ *
+ * @module
+ */
+import { dereference, type OutputUnit, validate } from '@cfworker/json-schema';
+import { TechnocoreError } from './errors.ts';
+import { isObject, type Json } from './frames.ts';
+
+/** Deepest nesting of a schema, and of a value that is checked. */
+const MAX_DEPTH = 64;
+/** Most values (members, items) in a value that is checked. */
+const MAX_NODES = 20_000;
+/** Most subschemas applied in one check. Recursive schemas with alternatives could otherwise take exponential time. */
+const MAX_STEPS = 200_000;
+
+/** The value to go on with, or what is wrong with the one given. */
+export type Checked = { value: unknown; problem?: never } | { problem: string };
+
+export interface Schema {
+  /** As JSON Schema, for lists; undefined when the schema has no such form. */
+  readonly json: { [keyword: string]: Json } | undefined;
+  /** Never throws, never rejects. */
+  readonly check: (value: unknown) => Checked | Promise<Checked>;
+}
+
+/** Standard Schema 1.1 with its JSON Schema part, as far as it is used here. */
+interface Standard {
+  validate(value: unknown): StandardResult | Promise<StandardResult>;
+  jsonSchema?: { [direction in 'input' | 'output']: (o: { target: string }) => unknown };
+}
+interface StandardResult {
+  value?: unknown;
+  issues?: readonly { message: string; path?: readonly (PropertyKey | { key: PropertyKey })[] }[];
+}
+
+const DIALECT = /^https?:\/\/json-schema\.org\/draft\/2020-12\/schema#?$/;
+
+function bad(at: string, problem: string, cause?: unknown): TechnocoreError {
+  return new TechnocoreError('bad_schema', `the schema cannot be used: ${at === '' ? '' : `${at} `}${problem}`, cause);
+}
+
+/**
+ * @param direction which side of a schema with two sides (one that converts) is meant in lists
+ * @throws TechnocoreError `bad_schema`: not JSON Schema 2020-12, a reference that leads out of it, a pattern that does
+ *   not compile, nested too deeply
+ */
+export function compileSchema(schema: object, direction: 'input' | 'output'): Schema {
+  const standard = (schema as { '~standard'?: Standard })['~standard'];
+  const { json, check } = standard === undefined ? compileJson(schema) : compileStandard(standard, direction);
+  return { json, check: (value) => (isBounded(value, MAX_DEPTH, { left: MAX_NODES }) ? check(value) : TOO_BIG) };
+}
+
+const TOO_BIG: Checked = {
+  problem: `the value is nested deeper than ${MAX_DEPTH}, or holds more than ${MAX_NODES} values`,
+};
+
+function isBounded(value: unknown, depth: number, nodes: { left: number }): boolean {
+  if (--nodes.left < 0) return false;
+  if (typeof value !== 'object' || value === null) return true;
+  return depth > 0 && Object.values(value).every((item) => isBounded(item, depth - 1, nodes));
+}
+
+// --- JSON Schema -------------------------------------------------------------------------------------------------
+
+const list = (value: unknown, of: (item: unknown) => boolean): boolean => Array.isArray(value) && value.every(of);
+const text = (value: unknown): boolean => typeof value === 'string';
+const count = (value: unknown): boolean => Number.isInteger(value) && (value as number) >= 0;
+const number = (value: unknown): boolean => typeof value === 'number';
+const type = (value: unknown): boolean =>
+  text(value) && /^(?:array|boolean|integer|null|number|object|string)$/.test(value as string);
+const regex = (value: unknown): boolean => {
+  try {
+    return new RegExp(value as string, 'u') !== undefined && text(value);
+  } catch {
+    return false;
+  }
+};
+
+/** The keywords that constrain, and what their values must be. Everything else is an annotation. */
+const KEYWORDS: { [keyword: string]: 'schema' | 'schemas' | 'map' | 'refused' | ((value: unknown) => boolean) } = {
+  additionalProperties: 'schema',
+  unevaluatedProperties: 'schema',
+  unevaluatedItems: 'schema',
+  items: 'schema',
+  contains: 'schema',
+  propertyNames: 'schema',
+  not: 'schema',
+  if: 'schema',
+  // biome-ignore lint/suspicious/noThenProperty: a keyword
+  then: 'schema',
+  else: 'schema',
+  prefixItems: 'schemas',
+  allOf: 'schemas',
+  anyOf: 'schemas',
+  oneOf: 'schemas',
+  $defs: 'map',
+  definitions: 'map',
+  properties: 'map',
+  patternProperties: 'map',
+  dependentSchemas: 'map',
+  $ref: text,
+  $id: text,
+  $anchor: text,
+  $dynamicRef: text,
+  $dynamicAnchor: text,
+  format: text,
+  pattern: regex,
+  type: (value) => type(value) || (list(value, type) && (value as []).length > 0),
+  const: () => true,
+  enum: (value) => Array.isArray(value),
+  required: (value) => list(value, text),
+  dependentRequired: (value) => isObject(value) && Object.values(value).every((names) => list(names, text)),
+  maximum: number,
+  minimum: number,
+  exclusiveMaximum: number,
+  exclusiveMinimum: number,
+  multipleOf: (value) => number(value) && (value as number) > 0,
+  maxLength: count,
+  minLength: count,
+  maxItems: count,
+  minItems: count,
+  maxContains: count,
+  minContains: count,
+  maxProperties: count,
+  minProperties: count,
+  uniqueItems: (value) => typeof value === 'boolean',
+  // Keywords of other dialects that would silently constrain nothing, or something else.
+  $recursiveRef: 'refused',
+  $recursiveAnchor: 'refused',
+  additionalItems: 'refused',
+  dependencies: 'refused',
+};
+
+/** A copy of a schema that the validator may write to, checked keyword by keyword. */
+class Copy {
+  steps = 0;
+  #dynamic = false;
+  #resources = 0;
+
+  readonly root: { [keyword: string]: unknown } | boolean;
+
+  constructor(schema: unknown) {
+    this.root = this.#copy(schema, '', 0);
+    if (this.#dynamic && this.#resources > 1) throw bad('', '$dynamicRef across an inner $id is not supported');
+  }
+
+  #copy(schema: unknown, at: string, depth: number): { [keyword: string]: unknown } | boolean {
+    if (typeof schema === 'boolean') return schema;
+    if (!isObject(schema)) throw bad(at, 'must be an object or a boolean');
+    if (depth > MAX_DEPTH) throw bad(at.slice(0, 200), 'is nested too deeply');
+    const dialect = schema['$schema'];
+    if (dialect !== undefined && !(typeof dialect === 'string' && DIALECT.test(dialect))) {
+      throw bad(`${at}/$schema`, `must be that of JSON Schema 2020-12, not ${JSON.stringify(dialect)}`);
+    }
+    if (schema['$id'] !== undefined || depth === 0) this.#resources++;
+    const copy: { [keyword: string]: unknown } = {};
+    for (const [keyword, value] of Object.entries(schema)) {
+      const rule = Object.hasOwn(KEYWORDS, keyword) ? KEYWORDS[keyword] : undefined;
+      const here = `${at}/${keyword}`;
+      if (rule === undefined) continue;
+      if (rule === 'refused') throw bad(here, 'is not a keyword of JSON Schema 2020-12');
+      if (rule === 'schema') {
+        copy[keyword] = this.#copy(value, here, depth + 1);
+      } else if (rule === 'schemas') {
+        if (!Array.isArray(value) || value.length === 0) throw bad(here, 'must be an array of schemas');
+        copy[keyword] = value.map((item, i) => this.#copy(item, `${here}/${i}`, depth + 1));
+      } else if (rule === 'map') {
+        if (!isObject(value)) throw bad(here, 'must be an object of schemas');
+        if (keyword === 'patternProperties' && !Object.keys(value).every(regex))
+          throw bad(here, 'has a pattern that does not compile');
+        copy[keyword] = Object.fromEntries(
+          Object.entries(value).map(([name, item]) => [name, this.#copy(item, `${here}/${name}`, depth + 1)]),
+        );
+      } else if (!rule(value)) {
+        throw bad(here, `cannot be ${JSON.stringify(value).slice(0, 80)}`);
+      } else if (keyword === '$dynamicRef' || keyword === '$dynamicAnchor') {
+        // Within one schema resource the dynamic scope holds one anchor of a name: a plain reference finds the same.
+        const plain = keyword === '$dynamicRef' ? '$ref' : '$anchor';
+        if (schema[plain] !== undefined) throw bad(here, `beside ${plain} is not supported`);
+        this.#dynamic = true;
+        copy[plain] = value;
+      } else if (keyword !== 'format' || value !== 'url') {
+        // `url` is no format of the standard, and the validator's pattern for it takes exponential time.
+        copy[keyword] = value;
+      }
+    }
+    // The validator reads this member, of an older draft, of each schema it applies: the place to count its steps.
+    Object.defineProperty(copy, '$recursiveAnchor', {
+      get: () => {
+        if (++this.steps > MAX_STEPS) throw new RangeError('too many steps');
+      },
+    });
+    return copy;
+  }
+}
+
+function compileJson(schema: object): Schema {
+  let json: { [keyword: string]: Json };
+  try {
+    json = JSON.parse(JSON.stringify(schema));
+  } catch (cause) {
+    throw bad('', 'it is not JSON', cause);
+  }
+  const copy = new Copy(json);
+  let lookup: ReturnType<typeof dereference>;
+  try {
+    lookup = dereference(copy.root as object);
+  } catch (cause) {
+    throw bad('', 'two of its parts have one address, or an $id or $ref is no URI', cause);
+  }
+  for (const part of Object.values(lookup)) {
+    if (typeof part === 'boolean') continue;
+    const { $ref, __absolute_ref__: target } = part;
+    if (target !== undefined && lookup[target] === undefined)
+      throw bad('', `$ref ${$ref} is not in it, and nothing is fetched`);
+  }
+  const check = (value: unknown): Checked => {
+    copy.steps = 0;
+    try {
+      const { valid, errors } = validate(value, copy.root as object, '2020-12', lookup, true);
+      return valid ? { value } : { problem: explained(errors) };
+    } catch {
+      return { problem: 'the value, or the schema, is too complex to be checked' };
+    }
+  };
+  return { json, check };
+}
+
+/** Keywords whose errors only say that there are errors below. */
+const OUTER = /^(?:\$ref|properties|patternProperties|items|prefixItems|allOf|if|dependentSchemas|false)$/;
+
+function explained(errors: OutputUnit[]): string {
+  const told = errors.filter(({ keyword }) => !OUTER.test(keyword));
+  const lines = (told.length > 0 ? told : errors).map(({ instanceLocation: at, error }) => line(at.slice(1), error));
+  return summary(lines);
+}
+
+function line(at: string, problem: string): string {
+  return at === '' ? problem : `${at}: ${problem}`;
+}
+
+function summary(lines: string[]): string {
+  const shown = [...new Set(lines)].slice(0, 5).map((l) => (l.length > 300 ? `${l.slice(0, 300)}…` : l));
+  return shown.join('\n');
+}
+
+// --- Standard Schema ---------------------------------------------------------------------------------------------
+
+function compileStandard(standard: Standard, direction: 'input' | 'output'): Schema {
+  let json: unknown;
+  try {
+    json = standard.jsonSchema?.[direction]({ target: 'draft-2020-12' });
+  } catch {
+    // It has no JSON form: it can be checked, and not be shown.
+  }
+  return {
+    json: isObject(json) ? JSON.parse(JSON.stringify(json)) : undefined,
+    check: async (value) => {
+      try {
+        const { issues, value: converted } = await standard.validate(value);
+        if (issues === undefined) return { value: converted };
+        return {
+          problem: summary(
+            issues.map(({ message, path = [] }) =>
+              line(path.map((step) => `/${String(typeof step === 'object' ? step.key : step)}`).join(''), message),
+            ),
+          ),
+        };
+      } catch {
+        return { problem: 'the value cannot be checked' };
+      }
+    },
+  };
+}
