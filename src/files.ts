@@ -327,14 +327,14 @@ export class Files {
     if (dead.length === 0) return false;
     // Looked at after the deaths: what the dead hold now they hold until somebody renames their entry.
     const held = await this.#inode(path);
+    let holding: string | undefined;
     for (const [entry] of dead) {
-      if (held === undefined || held !== (await this.#inode(entry))) await this.#remove(entry);
-      else {
-        await unless(['ENOENT'], this.#fs.promises.rename(entry, mine));
-        return held === (await this.#inode(mine)) && held === (await this.#inode(path));
-      }
+      if (held !== undefined && held === (await this.#inode(entry))) holding = entry;
+      else await this.#remove(entry);
     }
-    return false;
+    if (holding === undefined) return false;
+    await unless(['ENOENT'], this.#fs.promises.rename(holding, mine));
+    return held === (await this.#inode(mine)) && held === (await this.#inode(path));
   }
 
   async #held(path: string): Promise<Unavailable> {
