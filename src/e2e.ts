@@ -14,6 +14,7 @@ import { type Options, retrying, sharedOf, type Transport, transportOf } from '.
 import { resolveIdentity } from './identity.ts';
 import type { Message } from './messages.ts';
 import { checkName, isName } from './names.ts';
+import { remember } from './replies.ts';
 import { follow, PATIENCE_MS, type ReadOptions, RoomCursor, read, say } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
@@ -27,7 +28,8 @@ const TAG_BYTES = 16;
 /** UTF-8 bytes of text that one sealed line holds. */
 export const MAX_SEALED: number = Math.floor(((MAX_TEXT - 17) * 3) / 4) - TAG_BYTES;
 
-function checkKey(key: Uint8Array): void {
+/** @throws BadKey not 32 bytes */
+export function checkKey(key: Uint8Array): void {
   if (!(key instanceof Uint8Array) || key.length !== KEY_BYTES) throw new BadKey('a room key has 32 bytes');
 }
 
@@ -125,6 +127,26 @@ export function e2eAccept(offer: string, privateKey: Uint8Array): SealedRoom {
   return { key: plain.slice(0, KEY_BYTES), room: room! };
 }
 
+/** What to seal to, and where to deliver it. */
+export interface Addressee {
+  mailbox: string;
+  /** X25519 public key, base64url. */
+  x25519: string;
+}
+
+/**
+ * The mailbox and key that a DID has signed.
+ *
+ * @internal
+ * @throws BadKey there are none
+ */
+export async function addresseeOf(did: string, o: Options & { allowUnsigned?: boolean }): Promise<Addressee> {
+  const { mailbox, x25519, signed } = (await resolveIdentity(did, o)) ?? {};
+  if (mailbox !== undefined && x25519 !== undefined && (signed || o.allowUnsigned)) return { mailbox, x25519 };
+  const found = x25519 === undefined ? 'no key' : signed === false ? 'only a key that it did not sign' : 'no mailbox';
+  throw new BadKey(`${did} has published ${found}, so nothing can be sealed to it`);
+}
+
 /**
  * Offers a room key to a DID: resolves its identity note, seals to the key that the DID signed, and delivers the offer,
  * signed, to its mailbox. To make a group, offer what the first call returned to the others too.
@@ -140,13 +162,8 @@ export async function e2eOfferTo(
   signer: Signer,
   o: Options & Partial<SealedRoom> & { allowUnsigned?: boolean } = {},
 ): Promise<SealedRoom & { mailbox: string }> {
-  const { mailbox, x25519: peer, signed } = (await resolveIdentity(did, o)) ?? {};
-  if (mailbox === undefined || peer === undefined || !(signed || o.allowUnsigned)) {
-    const found =
-      peer === undefined ? 'no key' : mailbox === undefined ? 'no mailbox' : 'only a key that it did not sign';
-    throw new BadKey(`${did} has published ${found}, so nothing can be sealed to it`);
-  }
-  const { offer, key, room } = e2eOffer(peer, o);
+  const { mailbox, x25519 } = await addresseeOf(did, o);
+  const { offer, key, room } = e2eOffer(x25519, o);
   await signer.say(mailbox, offer, o);
   return { key, room, mailbox };
 }
@@ -267,18 +284,12 @@ const MEMORIES = {};
 const MAX_MEMORIES = 64;
 const MAX_NONCES = 4096;
 
-/** Puts an entry last, and forgets the first ones beyond `max`. */
-function remember<V>(map: Map<string, V>, key: string, value: V, max: number): V {
-  map.delete(key);
-  map.set(key, value);
-  if (map.size > max) map.delete(map.keys().next().value!);
-  return value;
-}
-
 function memoryOf(t: Transport, room: string, key: Uint8Array): Memory {
   const memories = sharedOf(t, MEMORIES, () => new Map<string, Memory>());
   const id = toHex(sha256(concat(key, utf8(room))));
-  return remember(memories, id, memories.get(id) ?? { places: new Map() }, MAX_MEMORIES);
+  const memory = memories.get(id) ?? { places: new Map() };
+  remember(memories, id, memory, MAX_MEMORIES);
+  return memory;
 }
 
 /** A message opened; undefined for a line that stood elsewhere before: somebody copied it. */
@@ -294,8 +305,9 @@ function openedIn(t: Transport, memory: Memory, room: string, key: Uint8Array, m
   // Only lines that open are remembered, so strangers cannot fill this up.
   const nonce = line.slice(0, line.indexOf('.'));
   const place = `${seq} ${m.ts}`;
-  if (remember(memory.places, nonce, memory.places.get(nonce) ?? place, MAX_NONCES) === place)
-    return { seq, from, text };
+  const known = memory.places.get(nonce) ?? place;
+  remember(memory.places, nonce, known, MAX_NONCES);
+  if (known === place) return { seq, from, text };
   t.onEvent({ kind: 'refused', room, seq, from: m.from, reason: 'a copy of an earlier line' });
   return undefined;
 }

@@ -344,6 +344,7 @@ export interface Landed {
  * Appends a signed message exactly once, whatever the network does, or says why that cannot be known.
  *
  * @internal
+ * @param text also as a function of the nonce that the message will have
  * @param deadline clock time, ms, after which nothing is tried any more
  * @throws as {@link say}; StaleNonce when the nonces of the key cannot be raised above the last one in time
  */
@@ -351,18 +352,21 @@ export async function saySigned(
   t: Transport,
   key: SigningKey,
   room: string,
-  text: string,
+  text: string | ((nonce: string) => string),
   signal?: AbortSignal,
   deadline: number = t.clock.now() + PATIENCE_MS,
 ): Promise<Landed> {
   checkName(room, 'room');
-  const swept = sweep(text);
+  const swept = typeof text === 'string' ? sweep(text) : undefined;
   for (;;) {
     try {
       return await key.withNonce(
         room,
         t.clock,
-        (nonce) => deliver(t, room, key.signMessage(room, nonce, swept), deadline, signal),
+        (nonce) => {
+          const message = key.signMessage(room, nonce, swept ?? sweep((text as (nonce: string) => string)(nonce)));
+          return deliver(t, room, message, deadline, signal);
+        },
         signal,
       );
     } catch (cause) {

@@ -1,0 +1,280 @@
+/**
+ * Sealed rooms as channels: `serve` and `call` over lines that the operator cannot read.
+ *
+ * The convention's lines have no associated data, so whoever can write to the room can copy one: under another name, to
+ * another place, a second time. Each text in a sealed channel therefore begins with a line that says who wrote it, for
+ * whom, in which room and under which nonce of its sender, and counts only in the message that is exactly that. The
+ * service takes a nonce of a key in a room once, and rising; so does the reader.
+ *
+ * @module
+ */
+import { toBase64url } from './bytes.ts';
+import {
+  authorOf,
+  type Channel,
+  type Feed,
+  feedOf,
+  type Incoming,
+  type Listener,
+  type SendOptions,
+  type Sent,
+} from './channel.ts';
+import { sha256 } from './crypto.ts';
+import { checkKey, e2eOpen, e2eSeal, e2eSplit, MAX_SEALED } from './e2e.ts';
+import { BadName, FrameTooLong } from './errors.ts';
+import { codePoints, MAX_TEXT } from './frames.ts';
+import { type Options, orAbort, retrying, type Transport, transportOf } from './http.ts';
+import { checkName, isDid } from './names.ts';
+import { remember } from './replies.ts';
+import { PATIENCE_MS, type Place, readView, saySigned } from './rooms.ts';
+import type { Signer } from './signer.ts';
+
+/** The first line of a sealed text, by its fields: `frame/1 alice bob p-room 1700 … 1700 1/1`. */
+const FRAME = 'frame/1';
+/** In place of the recipient: all members. In place of the session: none. */
+const ALL = '*';
+export const NONE = '-';
+
+/** What the first line of a part takes at most: two DIDs, a room, two nonces, a session and the part's number. */
+const HEAD_BYTES = 256;
+const PART_BYTES = MAX_SEALED - HEAD_BYTES;
+/** Frames of which parts are missing. */
+const MAX_PENDING = 64;
+/** Members whose nonces are remembered one by one. */
+const MAX_FLOORS = 4096;
+/** Frames kept for a session that nobody listens to yet. */
+const MAX_BACKLOG = 256;
+
+/** A line that opened and is what its message says. */
+export interface Opened {
+  kind: string;
+  /** Fields of the first line after the four that every kind has. */
+  fields: string[];
+  text: string;
+}
+
+/** @internal A room, a key and who is at this end: all that is needed to write lines and to check them. */
+export class Seal {
+  readonly room: string;
+  readonly signer: Signer;
+  readonly t: Transport;
+  readonly #key: Uint8Array;
+  /** Digest of the key, for signatures that bind it. */
+  readonly keyId: string;
+
+  constructor(t: Transport, room: string, key: Uint8Array, signer: Signer) {
+    checkKey(key);
+    this.room = checkName(room, 'room');
+    this.#key = key.slice();
+    this.keyId = toBase64url(sha256(key));
+    this.signer = signer;
+    this.t = t;
+  }
+
+  /** Seals and writes one line. */
+  say(kind: string, to: string, text: (nonce: string) => string, o: SendOptions = {}): Promise<Sent> {
+    const { t, signer, room } = this;
+    const line = (nonce: string): string =>
+      e2eSeal(this.#key, `${kind} ${signer.did} ${to} ${room} ${nonce} ${text(nonce)}`, t);
+    return saySigned(t, signer, room, line, o.signal, o.deadline);
+  }
+
+  /** What a message holds for us, if its line opens and was made for exactly this message. */
+  open(m: Incoming): Opened | undefined {
+    let plain: string;
+    try {
+      plain = e2eOpen(this.#key, m.text);
+    } catch (cause) {
+      this.t.onEvent({ kind: 'skipped', room: this.room, seq: m.seq, from: m.from, cause });
+      return undefined;
+    }
+    const end = plain.indexOf('\n');
+    const [kind, from, to, room, nonce, ...fields] = (end < 0 ? plain : plain.slice(0, end)).split(' ');
+    if (from !== m.from || room !== this.room || nonce !== m.nonce) {
+      return this.refuse(m, 'a sealed line that was not made for this message');
+    }
+    if (to !== this.signer.did && to !== ALL) return undefined;
+    return { kind: kind!, fields: [to, ...fields], text: end < 0 ? '' : plain.slice(end + 1) };
+  }
+
+  /** Tells why a message counts for nothing. */
+  refuse(m: Incoming, reason: string): undefined {
+    this.t.onEvent({ kind: 'refused', room: this.room, seq: m.seq, from: m.from, reason });
+  }
+}
+
+// --- the channel ------------------------------------------------------------------------------------------------
+
+/** A channel whose lines the operator cannot read. */
+export interface SealedChannel extends Channel {
+  /** The DID at the other end; undefined in a group. */
+  readonly peer: string | undefined;
+}
+
+/** @internal */
+export class SealedLine implements SealedChannel {
+  readonly room: string;
+  readonly self: string;
+  readonly peer: string | undefined;
+  readonly #seal: Seal;
+  readonly #session: string;
+  readonly #feed: Feed;
+  /** Each message is opened once, however many listen. */
+  readonly #opened = new WeakMap<Incoming, Incoming | undefined>();
+  /** Highest nonce taken of each member. */
+  readonly #floors = new Map<string, bigint>();
+  #letGo = -1n;
+  readonly #pending = new Map<string, string[]>();
+  #backlog: Incoming[] | undefined;
+  #release: (() => void) | undefined;
+  #history: Promise<void> | undefined;
+  /** Clock time at which the peer was last heard, ms. */
+  heard: number;
+
+  constructor(seal: Seal, peer: string | undefined, session: string) {
+    this.room = seal.room;
+    this.self = seal.signer.did;
+    this.peer = peer;
+    this.#seal = seal;
+    this.#session = session;
+    this.#feed = feedOf(seal.t, seal.room);
+    this.heard = seal.t.clock.now();
+  }
+
+  async send(text: string, o: SendOptions = {}): Promise<Sent> {
+    const chars = codePoints(text);
+    if (chars > MAX_TEXT) throw new FrameTooLong(chars, MAX_TEXT);
+    const parts = e2eSplit(text, PART_BYTES);
+    let first = '';
+    let sent: Sent | undefined;
+    for (const [i, part] of parts.entries()) {
+      sent = await this.#seal.say(
+        FRAME,
+        this.peer ?? ALL,
+        (nonce) => {
+          if (i === 0) first = nonce;
+          return `${this.#session} ${first} ${i + 1}/${parts.length}\n${part}`;
+        },
+        o,
+      );
+    }
+    return sent!;
+  }
+
+  async listen(listener: Listener, signal?: AbortSignal): Promise<() => void> {
+    // A session is new to both ends. The key of a room that is older also opens what was said before: none of it is new.
+    if (this.#session === NONE) await orAbort((this.#history ??= this.#readHistory()), signal);
+    for (const m of this.#backlog?.splice(0) ?? []) listener.message(m);
+    this.#backlog = undefined;
+    const listening = this.#feed.listen(this.#through(listener), signal);
+    this.#release?.();
+    this.#release = undefined;
+    return listening;
+  }
+
+  /** Keeps what comes until somebody listens. */
+  async hold(from: Place): Promise<void> {
+    const backlog: Incoming[] = (this.#backlog = []);
+    const keep: Listener = {
+      message: (m) => {
+        if (backlog.length < MAX_BACKLOG) backlog.push(m);
+        else this.#seal.refuse(m, 'nobody listens yet');
+      },
+      gap: () => {},
+      end: () => {},
+    };
+    this.#release = await this.#feed.listen(this.#through(keep), undefined, from);
+  }
+
+  /** Stops keeping, if nobody ever listened. */
+  close(): void {
+    this.#release?.();
+    this.#release = undefined;
+  }
+
+  #through(listener: Listener): Listener {
+    return {
+      message: (m) => {
+        if (!this.#opened.has(m)) this.#opened.set(m, this.#open(m));
+        const frame = this.#opened.get(m);
+        if (frame) listener.message(frame);
+      },
+      gap: (gap) => listener.gap(gap),
+      end: (cause) => listener.end(cause),
+      busy: () => listener.busy?.() ?? 0,
+    };
+  }
+
+  async #readHistory(): Promise<void> {
+    const { t, room } = this.#seal;
+    try {
+      const deadline = t.clock.now() + PATIENCE_MS;
+      const { messages } = await retrying(t, deadline, () => readView(t, room, { limit: 200 }));
+      for (const m of messages) this.#open({ ...m, from: authorOf(t, room, m), room });
+    } catch (cause) {
+      this.#history = undefined;
+      throw cause;
+    }
+  }
+
+  /** The frame that a message completes, if it is one of this channel and new. */
+  #open(m: Incoming): Incoming | undefined {
+    if (m.from === this.self) return undefined;
+    if (m.from === '' || m.nonce === undefined) return this.#seal.refuse(m, 'not signed');
+    const opened = this.#seal.open(m);
+    if (opened?.kind !== FRAME) return undefined;
+    const [to, session, first, part] = opened.fields as [string, string?, string?, string?];
+    const [, i, count] = /^([1-8])\/([1-8])$/.exec(part ?? '') ?? [];
+    if (session !== this.#session || (session !== NONE && to === ALL)) return this.#seal.refuse(m, 'another session');
+    if (this.peer !== undefined && m.from !== this.peer) return this.#seal.refuse(m, 'not the peer');
+    if (first === undefined || i === undefined || i > count!) return this.#seal.refuse(m, 'not a frame');
+    if (!this.#isNew(m.from, BigInt(m.nonce))) return this.#seal.refuse(m, 'an old message');
+    this.heard = this.#seal.t.clock.now();
+    const text = this.#joined(`${m.from} ${first}`, Number(i), Number(count), opened.text);
+    return text === undefined ? undefined : { from: m.from, text, room: this.room, seq: m.seq, nonce: m.nonce };
+  }
+
+  #isNew(from: string, nonce: bigint): boolean {
+    if (nonce <= (this.#floors.get(from) ?? this.#letGo)) return false;
+    const [oldest] = this.#floors;
+    if (this.#floors.size >= MAX_FLOORS && !this.#floors.has(from) && oldest![1] > this.#letGo)
+      this.#letGo = oldest![1];
+    remember(this.#floors, from, nonce, MAX_FLOORS);
+    return true;
+  }
+
+  /** The text of a frame when its last part has come; parts come in their order. */
+  #joined(frame: string, i: number, count: number, part: string): string | undefined {
+    if (count === 1) return part;
+    const parts = this.#pending.get(frame) ?? [];
+    if (parts.length !== i - 1) return undefined;
+    parts.push(part);
+    if (i < count) {
+      remember(this.#pending, frame, parts, MAX_PENDING);
+      return undefined;
+    }
+    this.#pending.delete(frame);
+    return parts.join('');
+  }
+}
+
+/**
+ * A room to which this signer and others hold the key, as a channel. Members trust each other: a service that keeps no
+ * signatures could, together with one of them, put words into another's mouth.
+ *
+ * @param key 32 bytes, copied
+ * @param o `peer`: the only DID whose frames count, and for whom ours are; default, all members
+ * @throws BadName, BadKey not a room name, not 32 bytes
+ * @example
+ * const { key, room } = await e2eOfferTo(bob, me);
+ * await call(sealed(room, key, me, { peer: bob }), 'add', { a: 1, b: 2 }, me);
+ */
+export function sealed(
+  room: string,
+  key: Uint8Array,
+  signer: Signer,
+  o: Options & { peer?: string } = {},
+): SealedChannel {
+  if (o.peer !== undefined && !isDid(o.peer)) throw new BadName(o.peer, 'not a did:key');
+  return new SealedLine(new Seal(transportOf(o), room, key, signer), o.peer, NONE);
+}
