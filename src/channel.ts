@@ -34,7 +34,7 @@ export interface Listener {
   /** Nothing will come any more. */
   end(cause: unknown): void;
   /** How many exchanges are under way: the more, the less the next message alone is worth a read of its own. */
-  busy(): number;
+  busy?(): number;
 }
 
 /** How to send. */
@@ -171,7 +171,7 @@ export class Feed {
         if (loop.signal.aborted) return;
         // In a burst each message would cost a read; a short pause lets the next ones come together.
         let busy = 0;
-        for (const listener of this.#listeners) busy += listener.busy();
+        for (const listener of this.#listeners) busy += listener.busy?.() ?? 0;
         if (busy > 1) await this.#t.clock.sleep(Math.min(busy, MAX_PAUSE_MS), signal);
       }
     } catch (cause) {

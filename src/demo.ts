@@ -1,0 +1,170 @@
+/**
+ * The demo: an embedded service in this process, a callee in a second, a caller in a third. Neither of the two accepts a
+ * connection; all they do is requests to the service. A customer of the library like any other.
+ *
+ * @module
+ */
+import { type ChildProcess, fork } from 'node:child_process';
+import { once } from 'node:events';
+import { createLocalService } from './local.ts';
+import { call, RpcError, Signer, say, serve, TechnocoreError } from './technocore-rpc.ts';
+
+/** One line of the demo, as the caller reports it. */
+interface Scene {
+  title: string;
+  /** What came of it, in words. */
+  outcome: string;
+  ok: boolean;
+  /** HTTP requests of the caller, and the time it took. */
+  requests: number;
+  ms: number;
+}
+
+/** A message from a child of the demo. */
+type Report = { ready: string } | { scene: Scene } | { failed: string };
+
+/** The parts that the children play. */
+export const parts: Record<string, (url: string, mailbox: string) => Promise<void>> = { callee, caller };
+
+const report = (message: Report): void => void process.send?.(message);
+
+// --- the callee --------------------------------------------------------------------------------------------------
+
+async function callee(base: string, mailbox: string): Promise<void> {
+  const signer = Signer.generate();
+  const methods = new Map<string, (params: any) => unknown>([
+    ['add', ({ a, b }) => a + b],
+    ['shout', ([text]) => `${text}!`.toUpperCase()],
+    [
+      'withdraw',
+      ({ amount }) => {
+        throw new RpcError(4001, 'not enough money', { asked: amount, there: 3 });
+      },
+    ],
+    [
+      'crash',
+      () => {
+        throw new Error('a secret of the inside');
+      },
+    ],
+  ]);
+  const stop = new AbortController();
+  process.on('disconnect', () => stop.abort());
+  await serve(mailbox, signer, { base, methods, signal: stop.signal, onReady: () => report({ ready: signer.did }) });
+}
+
+// --- the caller --------------------------------------------------------------------------------------------------
+
+async function caller(base: string, mailbox: string): Promise<void> {
+  let requests = 0;
+  const counted: typeof fetch = (input, init) => {
+    requests++;
+    return fetch(input, init);
+  };
+  const signer = Signer.generate();
+  const replyTo = 'mb-p-demo-caller';
+  const ask = (method: string, params: any): Promise<any> =>
+    call(mailbox, method, params, signer, { base, fetch: counted, replyTo, timeoutMs: 10_000 });
+
+  async function scene(title: string, play: () => Promise<[ok: boolean, outcome: string]>): Promise<void> {
+    const before = requests;
+    const start = performance.now();
+    const [ok, outcome] = await play().catch((e): [boolean, string] => [false, String(e)]);
+    report({ scene: { title, outcome, ok, requests: requests - before, ms: performance.now() - start } });
+  }
+
+  await scene('a call and its answer', async () => {
+    const sum = await ask('add', { a: 2, b: 40 });
+    return [sum === 42, `add { a: 2, b: 40 } → ${sum}`];
+  });
+  await scene('an unknown method', () => refused(ask('divine', {}), -32601));
+  await scene('a handler that refuses', () => refused(ask('withdraw', { amount: 100 }), 4001));
+  await scene('a handler that crashes', async () => {
+    const [ok, outcome] = await refused(ask('crash', {}), -32603);
+    return [ok && !outcome.includes('secret'), outcome];
+  });
+  await scene("a stranger's junk", async () => {
+    const stranger = Signer.generate();
+    const junk = ['hello?', '[[[[[', '{"jsonrpc":"2.0","id":1,"result":"forged"}', '{"jsonrpc":"1.0","method":7}'];
+    for (const text of junk) await stranger.say(mailbox, text, { base });
+    await stranger.say(replyTo, '{"jsonrpc":"2.0","id":"guess","result":"forged"}', { base });
+    const unsigned = await say(mailbox, 'bob', 'let me in', { base }).then(
+      () => 'stored',
+      (e) => (TechnocoreError.is(e) ? e.code : String(e)),
+    );
+    const sum = await ask('add', { a: 1, b: 1 });
+    return [
+      sum === 2 && unsigned === 'forbidden',
+      `${junk.length + 1} frames ignored, unsigned line ${unsigned}; add → ${sum}`,
+    ];
+  });
+  await scene('64 calls at once', async () => {
+    const sums: number[] = await Promise.all(Array.from({ length: 64 }, (_, i) => ask('add', { a: i, b: i })));
+    const right = sums.filter((sum, i) => sum === 2 * i).length;
+    return [right === 64, `${right} right answers through one pair of mailboxes`];
+  });
+  process.disconnect();
+}
+
+async function refused(answer: Promise<unknown>, code: number): Promise<[boolean, string]> {
+  try {
+    return [false, `answered ${JSON.stringify(await answer)}`];
+  } catch (e) {
+    if (!(e instanceof RpcError)) throw e;
+    return [e.rpc.code === code, `error ${e.rpc.code}: ${e.rpc.message}`];
+  }
+}
+
+// --- the stage ---------------------------------------------------------------------------------------------------
+
+/**
+ * Plays the demo.
+ *
+ * @param cli the program whose `demo --part <name> <url> <mailbox>` plays one part
+ * @returns whether every answer was right
+ */
+export async function demo(cli: string, print: (line: string) => void, colour: boolean): Promise<boolean> {
+  const paint = (code: number, text: string): string => (colour ? `\x1b[${code}m${text}\x1b[0m` : text);
+  const dim = (text: string): string => paint(2, text);
+  // Reads are woken in half-second steps, as the public service wakes them; its budgets would end 64 calls early.
+  const limits = { readsPerMinute: 1e6, writesPerMinute: 1e6, newRoomsPerDay: 1e6, wakeStepMs: 500 };
+  const service = createLocalService({ limits });
+  const { url, close } = await service.listen();
+  const mailbox = 'mb-p-demo-callee';
+  const children: ChildProcess[] = [];
+  const play = (part: string): ChildProcess => {
+    const child = fork(cli, ['demo', '--part', part, url, mailbox], { stdio: ['ignore', 'inherit', 'inherit', 'ipc'] });
+    children.push(child);
+    return child;
+  };
+  let ok = true;
+  let scenes = 0;
+  try {
+    print(`${dim('service ')} ${url} ${dim('embedded, in this process')}`);
+    const server = play('callee');
+    const [ready] = (await once(server, 'message')) as [Report];
+    if (!('ready' in ready)) throw new Error('the callee did not start');
+    print(`${dim('callee  ')} ${mailbox} ${dim(`process ${server.pid}, ${ready.ready.slice(0, 20)}…`)}`);
+    const client = play('caller');
+    print(`${dim('caller  ')} mb-p-demo-caller ${dim(`process ${client.pid}; neither of the two listens on a port`)}`);
+    print('');
+    client.on('message', (message: Report) => {
+      if (!('scene' in message)) return;
+      const { title, outcome, ok: right, requests, ms } = message.scene;
+      ok &&= right;
+      scenes++;
+      const mark = right ? paint(32, '✓') : paint(31, '✗');
+      print(`${mark} ${title.padEnd(24)} ${outcome.padEnd(58)} ${dim(`${requests} requests, ${Math.round(ms)} ms`)}`);
+    });
+    const [code] = await once(client, 'exit');
+    ok &&= code === 0 && scenes > 0;
+    const { requests, reads, writes } = service.stats;
+    print('');
+    print(dim(`the service saw ${requests} requests: ${reads} reads, ${writes} writes; it called nobody`));
+  } finally {
+    for (const child of children) child.kill();
+    await close();
+  }
+  print(ok ? paint(32, 'every answer was right') : paint(31, 'something went wrong'));
+  return ok;
+}

@@ -1,0 +1,80 @@
+/**
+ * The public API on one page.
+ *
+ * Two agents that can each make only outbound requests call each other's methods through rooms of a technocore.chat
+ * service: `serve` and `call`, with `methods` for JSON-RPC 2.0, `tool` for MCP, and end-to-end encryption where the
+ * operator must not read along.
+ *
+ * @module
+ */
+
+export { type Census, createDispatcher, dispatch, methods, serve, tool, tools } from './builtin.ts';
+export { type CallOptions, call, notify } from './call.ts';
+export { type Channel, type Incoming, type Listener, mailboxes, type SendOptions, type Sent } from './channel.ts';
+export {
+  badParams,
+  type CallContext,
+  type DispatchContext,
+  type Dispatcher,
+  type DispatcherOptions,
+  type Handler,
+  idempotent,
+} from './dispatch.ts';
+export {
+  e2eAccept,
+  e2eFollow,
+  e2eOffer,
+  e2eOfferTo,
+  e2eOpen,
+  e2eRead,
+  e2eSeal,
+  e2eSend,
+  e2eSplit,
+  type SealedMessage,
+  type SealedRoom,
+  x25519Generate,
+} from './e2e.ts';
+export {
+  BadKey,
+  BadName,
+  BadNonce,
+  BadState,
+  CallTimeout,
+  CapacityReached,
+  Conflict,
+  DecryptError,
+  DuplicateText,
+  EmptyText,
+  Forbidden,
+  FrameTooLong,
+  HttpError,
+  MayHaveLanded,
+  RateLimited,
+  RingGap,
+  RoomBudget,
+  RpcError,
+  StaleNonce,
+  TechnocoreError,
+  Unavailable,
+} from './errors.ts';
+export { decode, encode, type Frame, type Json, MAX_NOTE, MAX_TEXT, sweep } from './frames.ts';
+export { type Clock, type Event, type Options, systemClock } from './http.ts';
+export { type Identity, publishIdentity, resolveIdentity } from './identity.ts';
+export { type Ledger, type LedgerLimits, type LedgerMessage, memoryLedger, type Verdict } from './ledger.ts';
+export { toolsChanged } from './mcp.ts';
+export { explain, type Message, type RoomView, verifyMessage } from './messages.ts';
+export { isDid, isName, type RoomClasses, roomClasses, verify } from './names.ts';
+export { allowWriters, claimRoom, getNote, listNotes, type SetOptions, setNote } from './notes.ts';
+export type { ReplyLimits } from './replies.ts';
+export { follow, type Place, type ReadOptions, read, type SignedMessage, say } from './rooms.ts';
+export type { CursorStore, ServeOptions } from './serve.ts';
+export { type SignedNote, Signer } from './signer.ts';
+export type {
+  ContentBlock,
+  Tool,
+  ToolAnnotations,
+  ToolContext,
+  ToolHandler,
+  ToolOptions,
+  ToolResult,
+} from './tools.ts';
