@@ -1,0 +1,216 @@
+/**
+ * The relay of a parley: what a session asks of it, and one reached over HTTP.
+ *
+ * @module
+ */
+import { fromBase64, toBase64, toBase64url } from './bytes.ts';
+import { RelayRefused, TechnocoreError, Unavailable } from './errors.ts';
+import { isObject, parseExact } from './frames.ts';
+import {
+  failureOf,
+  type Options,
+  type Reply,
+  type Request,
+  request,
+  retrying,
+  type Transport,
+  transportOf,
+} from './http.ts';
+import type { ChannelID, JoinToken } from './parley-invite.ts';
+
+/** 1 is a handshake message, 2 is data. */
+export type FrameType = 1 | 2 | number;
+
+/** What a relay passes on. */
+export interface Frame {
+  channel: ChannelID;
+  /** Each end numbers its own frames, from 1: 64 bits. */
+  seq: bigint;
+  type: FrameType;
+  payload: Uint8Array;
+}
+
+/** A seat in a channel. */
+export interface Membership {
+  channel: ChannelID;
+  /** What shows the relay that the seat is ours. A secret. */
+  token: string;
+}
+
+/** Every call may be given up; it then rejects with the signal's reason. */
+export interface Abortable {
+  signal?: AbortSignal | undefined;
+}
+
+/**
+ * Passes frames between two seats. Refusals are {@link RelayRefused} with a reason: `no-channel` (never opened or
+ * forgotten), `exists` (on opening), `full` (on joining), `nobody` (on sending: the other seat is empty), `token`.
+ */
+export interface Relay {
+  /** Host for invites, where the relay knows it. */
+  readonly host?: string;
+  /** Makes a channel that whoever shows the token `expect` may join. */
+  open(channel: ChannelID, expect: JoinToken, o?: Abortable): Promise<Membership>;
+  join(channel: ChannelID, present: JoinToken, o?: Abortable): Promise<Membership>;
+  send(membership: Membership, frame: Frame, o?: Abortable): Promise<void>;
+  /** Frames with a seq above `after`, in the order they were sent; waits for one at most `waitMs`. Deletes nothing. */
+  recv(membership: Membership, after: bigint, waitMs: number, o?: Abortable): Promise<Frame[]>;
+  /** Seats taken, 1 or 2. */
+  members(membership: Membership, o?: Abortable): Promise<number>;
+}
+
+/**
+ * Longest that a relay holds a read, ms.
+ *
+ * @internal
+ */
+export const MAX_WAIT_MS = 30_000;
+/** How long failed reads and posts are tried again, ms, beyond what the caller waits anyway. */
+const PATIENCE_MS = 500;
+/** Most bytes of one answer. A relay has no paging: it returns all that was not acknowledged. */
+const MAX_ANSWER = 1 << 26;
+
+const REFUSALS = {
+  'no-channel': 'the relay knows no such channel: it was never opened, or the relay has forgotten it',
+  exists: 'the channel exists already',
+  full: 'both seats are taken: if not by you, ask for another invite and compare fingerprints',
+  nobody: 'nobody has joined yet',
+  token: 'the relay does not accept the token',
+} as const;
+
+/** @internal */
+export const refused = (reason: keyof typeof REFUSALS, more = ''): RelayRefused =>
+  new RelayRefused(reason, REFUSALS[reason] + more);
+
+/** A relay reached over HTTP. */
+export class HttpRelay implements Relay {
+  readonly #http: Transport;
+
+  /**
+   * @param base its address, perhaps with a path: `https://parley.chat`
+   * @throws BadName not the address of a service
+   */
+  constructor(base: string, o: Options = {}) {
+    this.#http = transportOf({ ...o, base });
+  }
+
+  get host(): string {
+    return this.#http.base.split('/')[2]!.replace(/^.*@/, '');
+  }
+
+  // Neither this nor `join` is ever repeated: the first attempt may have taken the seat.
+  async open(channel: ChannelID, expect: JoinToken, o?: Abortable): Promise<Membership> {
+    return this.#seat(channel, await this.#post(channel, '', { expect }, 'exists', o));
+  }
+
+  async join(channel: ChannelID, present: JoinToken, o?: Abortable): Promise<Membership> {
+    return this.#seat(channel, await this.#post(channel, '/join', { token: present }, 'full', o));
+  }
+
+  async send(membership: Membership, { seq, type, payload }: Frame, o?: Abortable): Promise<void> {
+    // Built by hand: a seq may have more digits than a number holds.
+    const body = `{"seq":${seq},"type":${type},"payload":"${toBase64(payload)}"}`;
+    await this.#patiently(0, () => this.#post(membership.channel, '/frames', body, 'nobody', o, membership), o);
+  }
+
+  async recv({ channel, token }: Membership, after: bigint, waitMs: number, o?: Abortable): Promise<Frame[]> {
+    const text = await this.#patiently(
+      waitMs,
+      (left) => {
+        const wait = Math.min(Math.floor(left), MAX_WAIT_MS);
+        const path = `/frames?after=${after}&wait=${wait}`;
+        return this.#ask(channel, { path, waitMs: wait, maxBytes: MAX_ANSWER }, 'token', o, token);
+      },
+      o,
+    );
+    return framesOf(channel, text);
+  }
+
+  async members({ channel, token }: Membership, o?: Abortable): Promise<number> {
+    const answer = answerOf(await this.#ask(channel, { path: '/members' }, 'token', o, token));
+    return typeof answer['members'] === 'number' ? answer['members'] : 0;
+  }
+
+  #patiently<T>(waitMs: number, run: (leftMs: number) => Promise<T>, o?: Abortable): Promise<T> {
+    const { clock } = this.#http;
+    const until = clock.now() + waitMs;
+    const attempt = (): Promise<T> => run(Math.max(until - clock.now(), 0));
+    return retrying(this.#http, until + PATIENCE_MS, attempt, o?.signal);
+  }
+
+  #post(
+    channel: ChannelID,
+    path: string,
+    body: object | string,
+    on409: keyof typeof REFUSALS,
+    o?: Abortable,
+    seat?: Membership,
+  ): Promise<string> {
+    const json = typeof body === 'string' ? body : JSON.stringify(body);
+    return this.#ask(channel, { method: 'POST', path, body: json }, on409, o, seat?.token);
+  }
+
+  async #ask(
+    channel: ChannelID,
+    r: Request,
+    on409: keyof typeof REFUSALS,
+    o?: Abortable,
+    token?: string,
+  ): Promise<string> {
+    const reply: Reply = await request(this.#http, {
+      ...r,
+      path: `/c/${toBase64url(channel)}${r.path}`,
+      headers: {
+        ...(r.body !== undefined && { 'content-type': 'application/json' }),
+        ...(token !== undefined && { authorization: `Bearer ${token}` }),
+      },
+      ...(o?.signal && { signal: o.signal }),
+    });
+    const { status, text } = reply;
+    if (status >= 200 && status < 300) return text;
+    if (status === 401) throw refused('token');
+    if (status === 409) throw refused(on409);
+    // A path that is no route says so in other words, and is no reason to give the channel up.
+    if (status === 404 && /channel/.test(text)) throw refused('no-channel');
+    throw failureOf(reply, r.method === 'POST' ? 'write' : 'read', this.#http.clock);
+  }
+
+  #seat(channel: ChannelID, text: string): Membership {
+    const { token } = answerOf(text) as { token?: unknown };
+    if (typeof token !== 'string' || !/^[\x21-\x7e]{1,512}$/.test(token)) throw unreadable();
+    return { channel: channel.slice(), token };
+  }
+}
+
+const unreadable = (): Unavailable => new Unavailable('the relay gave an answer that cannot be read');
+
+function answerOf(text: string): Record<string, unknown> {
+  try {
+    const answer = parseExact(text, 'seq');
+    if (isObject(answer)) return answer;
+  } catch {
+    // Not JSON.
+  }
+  throw unreadable();
+}
+
+function framesOf(channel: ChannelID, text: string): Frame[] {
+  const frames = answerOf(text)['frames'] ?? [];
+  // Exact integers arrive as strings, so a seq that came as a string must be told by its quotes.
+  if (!Array.isArray(frames) || /"seq"\s*:\s*"/.test(text)) throw unreadable();
+  return frames.map((frame: unknown) => {
+    const { seq, type, payload } = (isObject(frame) ? frame : {}) as Record<string, unknown>;
+    const bytes = typeof (payload ?? '') === 'string' ? fromBase64((payload ?? '') as string) : undefined;
+    if (typeof seq !== 'string' || !/^\d{1,20}$/.test(seq) || typeof type !== 'number' || !bytes) throw unreadable();
+    return { channel, seq: BigInt(seq), type, payload: bytes };
+  });
+}
+
+/**
+ * The relay will not know the channel any more.
+ *
+ * @internal
+ */
+export function isForgotten(cause: unknown): boolean {
+  return TechnocoreError.is(cause) && cause.code === 'relay_refused' && (cause as RelayRefused).reason === 'no-channel';
+}
