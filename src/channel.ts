@@ -10,6 +10,7 @@ import { orAbort, poll, retrying, sharedOf, type Transport } from './http.ts';
 import { type Message, verifyMessage } from './messages.ts';
 import { isDid, isName, roomClasses } from './names.ts';
 import { PATIENCE_MS, type Place, RoomCursor, readView, type SigningKey, saySigned } from './rooms.ts';
+import { learnLimits } from './service.ts';
 
 /** One message as a channel hands it over. */
 export interface Incoming {
@@ -150,6 +151,7 @@ export class Feed {
       await retrying(this.#t, clock.now() + PATIENCE_MS, () => this.#cursor.toTail());
     }
     if (this.#listeners.size === 0 || this.#loop) return;
+    learnLimits(this.#t);
     this.#loop = new AbortController();
     void this.#run(this.#loop);
   }

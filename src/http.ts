@@ -4,33 +4,11 @@
  *
  * @module
  */
+import { Budget } from './budget.ts';
+import { type Clock, randomFloat, systemClock } from './clock.ts';
 import { BadName, HttpError, RateLimited, TechnocoreError, Unavailable } from './errors.ts';
 
-/** Time as a parameter, so that everything can be simulated. */
-export interface Clock {
-  /** Milliseconds since the epoch. */
-  now(): number;
-  /** Resolves after `ms`; rejects with the signal's reason when it aborts, leaving no timer behind. */
-  sleep(ms: number, signal?: AbortSignal): Promise<void>;
-}
-
-/** The clock of the machine. */
-export const systemClock: Clock = {
-  now: () => Date.now(),
-  sleep: (ms, signal) =>
-    new Promise((resolve, reject) => {
-      if (signal?.aborted) return reject(signal.reason);
-      const done = (): void => {
-        clearTimeout(timer);
-        signal?.removeEventListener('abort', done);
-        if (signal?.aborted) reject(signal.reason);
-        else resolve();
-      };
-      // A longer delay would overflow the timer and fire at once.
-      const timer = setTimeout(done, Math.min(Math.max(ms, 0), 0x7fffffff));
-      signal?.addEventListener('abort', done);
-    }),
-};
+export { type Clock, randomFloat, systemClock } from './clock.ts';
 
 /** Something that happened on the way and did not end the operation: a retry, a gap, a refused frame. */
 export interface Event {
@@ -123,10 +101,15 @@ export function sharedOf<T>(t: Transport, key: object, make: () => T): T {
   return getOrMake(t.shared as Map<object, T>, key, make);
 }
 
-/** A float in [0, 1) from the transport's randomness. */
-export function randomFloat(random: (bytes: number) => Uint8Array): number {
-  const [a = 0, b = 0, c = 0, d = 0] = random(4);
-  return (((a << 24) | (b << 16) | (c << 8) | d) >>> 0) / 0x1_0000_0000;
+const BUDGETS = {};
+
+/** What the service grants our address: one account for all users of a transport. */
+export function budgetOf(t: Transport, bucket: 'read' | 'write'): Budget {
+  const budgets = sharedOf(t, BUDGETS, () => ({
+    read: new Budget(t.clock, 'read'),
+    write: new Budget(t.clock, 'write'),
+  }));
+  return budgets[bucket];
 }
 
 // --- request ----------------------------------------------------------------------------------------------------
@@ -146,6 +129,8 @@ export interface Request {
   timeoutMs?: number;
   /** Most bytes of body read; default 16 MiB. */
   maxBytes?: number;
+  /** Clock time, ms, by which its turn in the budget must come; default: whenever it comes. */
+  deadline?: number;
   signal?: AbortSignal;
 }
 
@@ -160,11 +145,13 @@ export interface Reply {
  * One HTTP request with a deadline on headers and body together. No redirect is followed (a signed URL must not reach
  * another host), no body past its cap is read, nothing is retried.
  *
+ * @throws RateLimited its turn in the budget would come after `deadline`; nothing was sent
  * @throws Unavailable no connection, deadline passed, body cut short or too large: whether it was executed is unknown
  * @throws the signal's reason when it aborts
  */
 export async function request(t: Transport, r: Request): Promise<Reply> {
   r.signal?.throwIfAborted();
+  if (r.bucket) await budgetOf(t, r.bucket).take(r.signal, r.deadline);
   const stop = new AbortController();
   const limitMs = (r.waitMs ?? 0) + (r.timeoutMs ?? 15_000);
   const onAbort = (): void => stop.abort(r.signal?.reason);

@@ -14,7 +14,7 @@ import {
   Unavailable,
 } from './errors.ts';
 import { isObject, MAX_NOTE, sweep } from './frames.ts';
-import { backoffMs, isTransient, type Options, retrying, type Transport, transportOf } from './http.ts';
+import { backoffMs, budgetOf, isTransient, type Options, retrying, type Transport, transportOf } from './http.ts';
 import { checkName, isDid, roomClasses } from './names.ts';
 import { PATIENCE_MS, type SigningKey } from './rooms.ts';
 import { ask, type Write, writeRequest } from './service.ts';
@@ -35,7 +35,9 @@ async function readNote(t: Transport, ns: string, key: string, signal?: AbortSig
   try {
     const { text } = await ask(t, { path: `/kv/${ns}/${key}`, bucket: 'read', ...(signal && { signal }) });
     // A banner, an empty line, the value, perhaps a budget line; a value may look like a budget line, never like a line end.
-    const [banner, empty, value] = text.split('\n', 3);
+    const [banner, empty, value, budget] = text.split('\n', 4);
+    const left = /^# budget: (\d+) of (\d+) reads left/.exec(budget ?? '');
+    if (left) budgetOf(t, 'read').learn(Number(left[2]), Number(left[1]));
     if (!banner?.startsWith('!!') || empty !== '' || value === undefined)
       throw new Unavailable('the answer is not a note');
     return value;

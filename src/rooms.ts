@@ -4,10 +4,19 @@
  *
  * @module
  */
-import { type HttpError, MayHaveLanded, RingGap, type StaleNonce, TechnocoreError, Unavailable } from './errors.ts';
+import {
+  type HttpError,
+  MayHaveLanded,
+  RateLimited,
+  RingGap,
+  type StaleNonce,
+  TechnocoreError,
+  Unavailable,
+} from './errors.ts';
 import { sweep } from './frames.ts';
 import {
   backoffMs,
+  budgetOf,
   type Clock,
   isTransient,
   type Options,
@@ -74,6 +83,12 @@ export interface Place {
   generation?: number;
   /** Time of the message at `since`. */
   mark?: string;
+}
+
+/** Keeps the place of a reader over restarts. */
+export interface CursorStore {
+  load(room: string): Place | undefined | Promise<Place | undefined>;
+  save(room: string, place: Place): void | Promise<void>;
 }
 
 /** What a step of a cursor brought. */
@@ -326,7 +341,8 @@ async function send(
   signal?: AbortSignal,
 ): Promise<PolledView> {
   const timeoutMs = Math.min(Math.max(deadline - t.clock.now(), 1000), 15_000);
-  const view = viewOf(room, (await ask(t, { ...writeRequest(t, write), timeoutMs, ...(signal && { signal }) })).text);
+  const reply = await ask(t, { ...writeRequest(t, write), timeoutMs, deadline, ...(signal && { signal }) });
+  const view = viewOf(room, reply.text);
   if (view.posted === undefined) throw new Unavailable('the answer to a write does not show the message');
   return view;
 }
@@ -358,12 +374,23 @@ export async function saySigned(
 ): Promise<Landed> {
   checkName(room, 'room');
   const swept = typeof text === 'string' ? sweep(text) : undefined;
+  const budget = budgetOf(t, 'write');
+  // Writes of one key to one room queue before they ask the budget for their turns: those in front count.
+  const delay = budget.delayMs(budget.announced + 1);
+  if (t.clock.now() + delay > deadline) throw new RateLimited('write', delay);
   for (;;) {
+    budget.announced++;
+    let queued = true;
+    const begin = (): void => {
+      if (queued) budget.announced--;
+      queued = false;
+    };
     try {
       return await key.withNonce(
         room,
         t.clock,
         (nonce) => {
+          begin();
           const message = key.signMessage(room, nonce, swept ?? sweep((text as (nonce: string) => string)(nonce)));
           return deliver(t, room, message, deadline, signal);
         },
@@ -373,6 +400,8 @@ export async function saySigned(
       if (!TechnocoreError.is(cause) || cause.code !== 'stale_nonce' || t.clock.now() >= deadline) throw cause;
       await key.raiseNonce(room, (cause as StaleNonce).last, t.clock);
       t.onEvent({ kind: 'retry', room, cause, afterMs: 0 });
+    } finally {
+      begin();
     }
   }
 }

@@ -13,12 +13,22 @@ import {
   EmptyText,
   Forbidden,
   FrameTooLong,
+  type RateLimited,
   RoomBudget,
   StaleNonce,
   TechnocoreError,
 } from './errors.ts';
-import { codePoints } from './frames.ts';
-import { failureOf, type Reply, type Request, request, retryAfterMs, type Transport } from './http.ts';
+import { codePoints, isObject } from './frames.ts';
+import {
+  budgetOf,
+  failureOf,
+  type Reply,
+  type Request,
+  request,
+  retryAfterMs,
+  sharedOf,
+  type Transport,
+} from './http.ts';
 
 /** Longest URL sent, bytes: the public edge cuts at 16 KB. */
 const MAX_URL = 16_000;
@@ -31,7 +41,32 @@ const MAX_URL = 16_000;
 export async function ask(t: Transport, r: Request): Promise<Reply> {
   const reply = await request(t, r);
   if (reply.status === 200) return reply;
-  throw refusalOf(t, reply, r.bucket ?? 'read');
+  const bucket = r.bucket ?? 'read';
+  const refusal = refusalOf(t, reply, bucket);
+  if (refusal.code === 'rate_limited') budgetOf(t, bucket).refused((refusal as RateLimited).retryAfterMs);
+  throw refusal;
+}
+
+const LIMITS = {};
+const RELEARN_MS = 3_600_000;
+
+/**
+ * Asks the service once an hour for its limits, in the background, so that budgets hold before they are refused. A service
+ * that does not say has none that we know.
+ */
+export function learnLimits(t: Transport): void {
+  const known = sharedOf(t, LIMITS, () => ({ at: Number.NEGATIVE_INFINITY }));
+  const now = t.clock.now();
+  if (Math.abs(now - known.at) < RELEARN_MS) return;
+  known.at = now;
+  void (async () => {
+    const { status, text } = await request(t, { path: '/.well-known/agent.json', maxBytes: 1 << 20 });
+    const manifest: unknown = status === 200 ? JSON.parse(text) : undefined;
+    const limits = isObject(manifest) ? manifest['limits'] : undefined;
+    if (!isObject(limits)) return;
+    budgetOf(t, 'read').learn(Number(limits['reads_per_minute_per_ip']));
+    budgetOf(t, 'write').learn(Number(limits['writes_per_minute_per_ip']));
+  })().catch(() => {});
 }
 
 /** The error a refusal stands for: by the tokens that later versions keep, then by status. */

@@ -145,7 +145,8 @@ export class Signer {
    * @throws Unavailable the service, or the key directory, could not be used in time
    */
   async say(room: string, text: string, o: Options = {}): Promise<{ seq: number; nonce: string }> {
-    return saySigned(transportOf(o), this, room, text, o.signal);
+    const { seq, nonce } = await saySigned(transportOf(o), this, room, text, o.signal);
+    return { seq, nonce };
   }
 
   /** @internal {@link NonceSource.withNonce} */

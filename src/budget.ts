@@ -1,0 +1,92 @@
+/**
+ * The account of a budget that a server grants an address: so many requests a minute, refilled continuously, as many at
+ * once as a minute holds. What the account cannot cover waits here instead of being refused there.
+ *
+ * @module
+ */
+import type { Clock } from './clock.ts';
+import { RateLimited } from './errors.ts';
+
+/** One budget of one service. */
+export class Budget {
+  readonly #clock: Clock;
+  readonly #bucket: 'read' | 'write';
+  #perMinute: number | undefined;
+  /** Below zero: that many requests have a turn in the future. */
+  #tokens = 0;
+  #at: number;
+  #blockedUntil = Number.NEGATIVE_INFINITY;
+  /** Requests that will want a turn and have not asked yet, for those who must know before they join them. */
+  announced = 0;
+
+  constructor(clock: Clock, bucket: 'read' | 'write') {
+    this.#clock = clock;
+    this.#bucket = bucket;
+    this.#at = clock.now();
+  }
+
+  /** Requests a minute; undefined while the server has not said. */
+  get perMinute(): number | undefined {
+    return this.#perMinute;
+  }
+
+  /** Share of the budget that is left, 0 to 1; 1 while it is not known. */
+  get left(): number {
+    if (this.#perMinute === undefined) return this.#clock.now() < this.#blockedUntil ? 0 : 1;
+    this.#refill();
+    return Math.max(0, this.#tokens) / this.#perMinute;
+  }
+
+  /** The server said how many a minute it grants, and perhaps how many are left. */
+  learn(perMinute: number, left: number = Number.POSITIVE_INFINITY): void {
+    if (!(perMinute >= 1)) return;
+    // What was spent before anybody knew counts.
+    if (this.#perMinute === undefined) this.#tokens += perMinute;
+    else this.#refill();
+    this.#perMinute = perMinute;
+    this.#tokens = Math.min(this.#tokens, perMinute, left);
+  }
+
+  /** The server refused one: nothing goes for `afterMs`. */
+  refused(afterMs: number): void {
+    this.#refill();
+    this.#tokens = Math.min(this.#tokens, 0);
+    this.#blockedUntil = Math.max(this.#blockedUntil, this.#clock.now() + afterMs);
+  }
+
+  #refill(): void {
+    const now = this.#clock.now();
+    // A clock that was set back refills nothing; one that was set forward no more than a whole budget.
+    const ms = Math.max(0, now - this.#at);
+    this.#at = now;
+    if (this.#perMinute === undefined) this.#tokens = Math.min(0, this.#tokens + (ms * 30) / 60_000);
+    else this.#tokens = Math.min(this.#perMinute, this.#tokens + (ms * this.#perMinute) / 60_000);
+  }
+
+  /** How long the `n`-th request from now would wait for its turn, ms. */
+  delayMs(n: number = 1): number {
+    this.#refill();
+    const short = n - this.#tokens;
+    const turn = this.#perMinute === undefined || short <= 0 ? 0 : (short * 60_000) / this.#perMinute;
+    return Math.max(turn, Math.min(this.#blockedUntil - this.#clock.now(), 86_400_000), 0);
+  }
+
+  /**
+   * Waits for a turn; turns come in the order of asking.
+   *
+   * @param deadline clock time, ms, by which it must come
+   * @throws RateLimited at once, when it would come later; nothing is taken
+   */
+  async take(signal?: AbortSignal, deadline: number = Number.POSITIVE_INFINITY): Promise<void> {
+    const delay = this.delayMs();
+    if (this.#clock.now() + delay > deadline) throw new RateLimited(this.#bucket, delay);
+    this.#tokens--;
+    if (delay === 0) return;
+    try {
+      await this.#clock.sleep(delay, signal);
+    } catch (cause) {
+      this.#tokens++;
+      throw cause;
+    }
+  }
+}
