@@ -11,7 +11,7 @@ import { BadName, CallTimeout, type RingGap, TechnocoreError } from './errors.ts
 import { decode, encode, isObject, type Json } from './frames.ts';
 import { type Options, orAbort, sharedOf, type Transport, transportOf } from './http.ts';
 import { type Identity, resolveIdentity } from './identity.ts';
-import { isDid } from './names.ts';
+import { fingerprint, isDid } from './names.ts';
 import { saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
@@ -24,7 +24,10 @@ export interface CallOptions extends Options {
   replyTo?: string;
   /** How long to wait for the answer, ms; default 30,000. */
   timeoutMs?: number;
-  /** The request's id; default: one that no other call has. With one of your own a repeated call gets the kept answer. */
+  /**
+   * The request's id; default: one that no other call has, and no other key may use. With one of your own a repeated call
+   * gets the kept answer; but whoever sees it can have another question answered under it.
+   */
   id?: string;
   /** The DID that must answer; default: the one called, else the first key that ever answered from that mailbox. */
   peer?: string;
@@ -49,7 +52,7 @@ interface Waiting {
 
 /** All conversations whose answers come through one channel. */
 class Inbox implements Listener {
-  /** Begins the ids that we mint: unlike those of any other client, also of an earlier run. */
+  /** In the ids that we mint: unlike that of any other client, also of an earlier run. */
   readonly tag: string;
   readonly #t: Transport;
   readonly #waiting = new Map<string, Waiting>();
@@ -62,8 +65,8 @@ class Inbox implements Listener {
     this.tag = toBase64url(t.random(6));
   }
 
-  mint(epoch: number): string {
-    return `${this.tag}.${epoch}.${++this.#count}`;
+  mint(key: Signer, epoch: number): string {
+    return `${key.fingerprint}.${this.tag}.${epoch}.${++this.#count}`;
   }
 
   /** Resolves once no later answer can be missed; the first user starts to listen, the last to leave ends it. */
@@ -114,7 +117,7 @@ class Inbox implements Listener {
         const { id } = member as Member;
         const waiting = typeof id === 'string' ? this.#waiting.get(id) : undefined;
         if (waiting) waiting.take(member as Member, kind, m.from);
-        else if (typeof id === 'string' && id.startsWith(`${this.tag}.`)) {
+        else if (typeof id === 'string' && id.split('.')[1] === this.tag) {
           this.#t.onEvent({ kind: 'late', id, from: m.from, answer: member });
         }
       } else if (kind === 'notification') {
@@ -135,6 +138,17 @@ class Inbox implements Listener {
     this.#listening = undefined;
     for (const waiting of [...this.#waiting.values()]) waiting.fail(cause);
   }
+}
+
+/**
+ * Whether a key may ask under an id: those that {@link call} mints name the key that does. Otherwise anybody could copy an
+ * id out of a mailbox and have a question of his own answered to whoever waits for it.
+ *
+ * @internal
+ */
+export function mayUseId(did: string, id: unknown): boolean {
+  const minted = typeof id === 'string' ? /^([0-9a-f]{16})\.[\w-]{8}\.\d+\.\d+$/.exec(id) : null;
+  return minted === null || minted[1] === fingerprint(did);
 }
 
 const INBOXES = {};
@@ -283,7 +297,7 @@ export async function converse(
     const { channel, pins, inbox } = line;
     room = channel.room;
     leave = await inbox.enter(channel, stop.signal);
-    id ||= inbox.mint(line.epoch());
+    id ||= inbox.mint(signer, line.epoch());
     const text = encode(rpcRequest(id, method, addressed(params, line.replyTo)));
 
     const retries = o.retry ?? 0;

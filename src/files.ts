@@ -95,6 +95,14 @@ interface Owned extends Owner {
 const OWNED =
   /^(?<base>.+)\.(?<pid>\d+)-(?<start>\d*)-(?<boot>[0-9a-f]*)-(?<space>\d*)-(?<host>[0-9a-f]+)-[0-9a-f]{12}(?<temporary>\.tmp)?$/;
 
+/** A file that grows at its end. What its promises say is on disk when they resolve; one call at a time. */
+export interface Log {
+  append(text: string): Promise<void>;
+  /** Puts a new text in the place of all that is there: at any time the old or the new one is there, whole. */
+  replace(text: string): Promise<void>;
+  close(): Promise<void>;
+}
+
 /** How long a lock is waited for, ms. */
 const PATIENCE_MS = 30_000;
 
@@ -197,6 +205,27 @@ export class Files {
       }
     });
     return made;
+  }
+
+  /** A file that is written at its end, for the owner alone to read. */
+  log(path: string): Log {
+    let handle: Handle | undefined;
+    const close = async (): Promise<void> => {
+      await handle?.close();
+      handle = undefined;
+    };
+    return {
+      append: async (text) => {
+        handle ??= await this.#fs.promises.open(path, 'a', 0o600);
+        await handle.writeFile(text);
+        await handle.sync();
+      },
+      replace: async (text) => {
+        await close();
+        await this.replace(path, text);
+      },
+      close,
+    };
   }
 
   async #written(path: string, text: string, place: (temporary: string) => Promise<void>): Promise<void> {

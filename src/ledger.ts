@@ -43,44 +43,59 @@ export interface Admission {
 
 /** A store of requests and answers. Times are the clock's, ms. */
 export interface Ledger {
-  /** Takes a message: decides and remembers, durably where the ledger is durable, before any handler may run. */
+  /**
+   * Takes a message: decides and remembers, durably where the ledger is durable, before any handler may run. Decisions
+   * are taken in the order of the calls.
+   */
   admit(message: LedgerMessage, now: number): Admission | Promise<Admission>;
   /** Keeps the answer of a request that was begun. */
-  answer(from: string, id: string, answer: string, now: number): void | Promise<void>;
+  answer(from: string, id: string, answer: string): void | Promise<void>;
   /** The answer was sent; a repeat after a restart need not send it unasked. */
   sent(from: string, id: string): void | Promise<void>;
   /** Forgets a request that was begun and of which nothing was executed. */
   forget(from: string, id: string): void | Promise<void>;
+  /** Tells what time it is; a server does so twice a minute. */
+  pass?(now: number): void;
   close?(): void | Promise<void>;
 }
 
-/** Bounds of a ledger. When one is reached, new requests are refused: nothing is dropped that keeps a handler from running twice. */
+/**
+ * Bounds of a ledger. When one is reached, new requests are refused: nothing is dropped that keeps a handler from running
+ * twice. One key can take a quarter of each.
+ */
 export interface LedgerLimits {
-  /** How long an answer is kept for repeats of its request, ms; default 600,000. Afterwards a newly signed one is a new request. */
+  /**
+   * How long an answer is kept for repeats of its request, ms; default 600,000. Afterwards a newly signed one is a new
+   * request. Only time in which the ledger is in use counts.
+   */
   windowMs?: number;
   /** Most requests remembered; default 65,536. */
   entries?: number;
-  /** Most requests remembered of one key; default 16,384. */
-  entriesPerKey?: number;
-  /** Most characters of answers kept; default 64 Mi. */
-  answerChars?: number;
-  /** Most (key, room) pairs whose nonces are guarded one by one; default 16,384. */
+  /** Most characters of ids and answers kept; default 64 Mi. */
+  chars?: number;
+  /** Most (key, room) pairs whose nonces are guarded one by one; default 65,536. Those idle for a day share one guard. */
   floors?: number;
 }
 
-interface Entry {
+/** @internal */
+export interface Entry {
   readonly from: string;
   readonly digest: string;
-  readonly begun: number;
+  /** When it was begun; from its answer on, when that was kept. In the ledger's own time. */
+  readonly since: number;
+  /** Characters it is charged with. */
+  readonly chars: number;
   /** Undefined while it runs. */
   answer?: string;
-  answered?: number;
   sent?: boolean;
   /** Begun by a process that is gone. */
   orphan?: boolean;
 }
 
-const DAY_MS = 86_400_000;
+/** Time in which a pair of key and room must be silent before its guard is merged with others, ms. */
+const FLOOR_MS = 86_400_000;
+/** Most that passes between two looks at the clock, ms. */
+const MAX_STEP_MS = 60_000;
 
 /**
  * The rules and the bounds, in memory. A durable ledger feeds its log through the same object.
@@ -88,118 +103,133 @@ const DAY_MS = 86_400_000;
  * @internal
  */
 export class LedgerState implements Ledger {
-  readonly #limits: Required<LedgerLimits>;
+  protected readonly limits: Required<LedgerLimits>;
   /** In the order in which their answers were kept, those that run first: expiry walks from the front. */
-  readonly #entries = new Map<string, Entry>();
-  readonly #perKey = new Map<string, number>();
-  readonly #floors = new Map<string, bigint>();
+  protected readonly entries: Map<string, Entry> = new Map();
+  protected readonly perKey: Map<string, { entries: number; chars: number }> = new Map();
+  /** Last nonce of each key and room, and when it was seen; in the order of use. */
+  protected readonly floors: Map<string, { nonce: bigint; since: number }> = new Map();
   /** Highest nonce among the floors that were let go: whoever has none of his own must be above it. */
-  #letGo = -1n;
-  #answerChars = 0;
+  protected letGo = -1n;
+  #chars = 0;
+  /** The ledger's own time, ms: forward only, and in small steps, so that a clock that is set makes nothing expire. */
+  time = 0;
+  #now: number | undefined;
 
   constructor(limits: LedgerLimits = {}) {
-    this.#limits = {
-      windowMs: 600_000,
-      entries: 65_536,
-      entriesPerKey: 16_384,
-      answerChars: 1 << 26,
-      floors: 16_384,
-      ...limits,
-    };
+    this.limits = { windowMs: 600_000, entries: 65_536, chars: 1 << 26, floors: 65_536, ...limits };
   }
 
   /** Number of things held, for those who watch bounds. */
-  get size(): { entries: number; keys: number; floors: number; answerChars: number } {
+  get size(): { entries: number; keys: number; floors: number; chars: number } {
     return {
-      entries: this.#entries.size,
-      keys: this.#perKey.size,
-      floors: this.#floors.size,
-      answerChars: this.#answerChars,
+      entries: this.entries.size,
+      keys: this.perKey.size,
+      floors: this.floors.size,
+      chars: this.#chars,
     };
   }
 
+  pass(now: number): void {
+    const step = now - (this.#now ?? now);
+    this.#now = now;
+    if (step > 0) this.time += Math.min(step, MAX_STEP_MS);
+    for (const [name, entry] of this.entries) {
+      if (entry.answer === undefined && !entry.orphan) continue;
+      if (this.time - entry.since < this.limits.windowMs) return;
+      this.#drop(name, entry);
+    }
+  }
+
   admit(m: LedgerMessage, now: number): Admission {
-    this.#expire(now);
-    const fresh = this.#raise(m, now);
-    return { fresh, verdicts: m.requests.map((request) => this.#begin(m.from, request, fresh, now)) };
+    this.pass(now);
+    const { floors, windowMs } = this.limits;
+    const name = `${m.from} ${m.room}`;
+    if (m.nonce !== undefined && !this.floors.has(name) && this.floors.size >= floors && !this.#letOneGo(now)) {
+      return { fresh: false, verdicts: m.requests.map(() => ({ kind: 'full', retryAfterMs: windowMs / 10 })) };
+    }
+    const nonce = m.nonce === undefined || /^\d{1,19}$/.test(m.nonce) ? BigInt(m.nonce ?? 0) : -1n;
+    const fresh = m.nonce === undefined || nonce > (this.floors.get(name)?.nonce ?? this.letGo);
+    if (fresh && m.nonce !== undefined) this.raise(name, nonce);
+    return { fresh, verdicts: m.requests.map((request) => this.#begin(m.from, request, fresh)) };
   }
 
-  #begin(from: string, { id, digest }: LedgerRequest, fresh: boolean, now: number): Verdict {
-    const name = `${from} ${id}`;
-    const entry = this.#entries.get(name);
-    if (entry) {
-      if (entry.digest !== digest) return { kind: fresh ? 'differs' : 'old' };
-      if (entry.answer !== undefined) return { kind: 'answered', answer: entry.answer, sent: entry.sent === true };
-      if (!entry.orphan) return { kind: 'running' };
-      delete entry.orphan;
-      return { kind: 'interrupted' };
-    }
-    if (!fresh) return { kind: 'old' };
-    const { entries, entriesPerKey, answerChars, windowMs } = this.#limits;
-    const held = this.#perKey.get(from) ?? 0;
-    if (this.#entries.size >= entries || held >= entriesPerKey || this.#answerChars >= answerChars) {
-      return { kind: 'full', retryAfterMs: windowMs / 10 };
-    }
-    this.#entries.set(name, { from, digest, begun: now });
-    this.#perKey.set(from, held + 1);
-    return { kind: 'new' };
-  }
-
-  /** Whether the message is above all that this key sent in this room; from then on it is the one to be above. */
-  #raise({ from, room, nonce }: LedgerMessage, now: number): boolean {
-    if (nonce === undefined) return true;
-    const name = `${from} ${room}`;
-    const value = BigInt(/^\d{1,19}$/.test(nonce) ? nonce : -1);
-    const floor = this.#floors.get(name);
-    if (value <= (floor ?? this.#letGo)) return false;
+  protected raise(name: string, nonce: bigint): void {
     // Set anew, so that the order of the map is that of use.
-    this.#floors.delete(name);
-    this.#floors.set(name, value);
-    if (this.#floors.size > this.#limits.floors) {
-      const [oldest, last] = this.#floors.entries().next().value!;
-      this.#floors.delete(oldest);
-      // A nonce beyond the clock locks out only the key that used it; it must not lock out others.
-      if (last > this.#letGo && last <= BigInt(Math.round(now + DAY_MS))) this.#letGo = last;
-    }
+    this.floors.delete(name);
+    this.floors.set(name, { nonce, since: this.time });
+  }
+
+  /** Merges the guard that was not used for longest with the common one, if that is long enough. */
+  #letOneGo(now: number): boolean {
+    const [oldest] = this.floors;
+    if (!oldest || this.time - oldest[1].since < FLOOR_MS) return false;
+    const [name, { nonce }] = oldest;
+    this.floors.delete(name);
+    // A nonce that no clock gave locks out only the key that used it; it must not lock out others.
+    if (nonce > this.letGo && nonce <= BigInt(Math.floor(now))) this.letGo = nonce;
     return true;
   }
 
-  answer(from: string, id: string, answer: string, now: number): void {
+  #begin(from: string, { id, digest }: LedgerRequest, fresh: boolean): Verdict {
     const name = `${from} ${id}`;
-    const entry = this.#entries.get(name);
-    if (!entry) return;
-    this.#answerChars += answer.length - (entry.answer?.length ?? 0);
-    this.#entries.delete(name);
-    this.#entries.set(name, { from, digest: entry.digest, begun: entry.begun, answer, answered: now });
+    const entry = this.entries.get(name);
+    if (entry) {
+      if (entry.digest !== digest) return { kind: fresh ? 'differs' : 'old' };
+      if (entry.answer !== undefined) return { kind: 'answered', answer: entry.answer, sent: entry.sent === true };
+      return { kind: entry.orphan ? 'interrupted' : 'running' };
+    }
+    if (!fresh) return { kind: 'old' };
+    const { entries, chars, windowMs } = this.limits;
+    const held = this.perKey.get(from) ?? { entries: 0, chars: 0 };
+    if (
+      this.entries.size >= entries ||
+      held.entries >= entries / 4 ||
+      this.#chars >= chars ||
+      held.chars >= chars / 4
+    ) {
+      return { kind: 'full', retryAfterMs: windowMs / 10 };
+    }
+    this.put(name, from, digest);
+    return { kind: 'new' };
+  }
+
+  /** Sets an entry, in the place of an earlier one of that name. */
+  protected put(name: string, from: string, digest: string, answer?: string): Entry {
+    const old = this.entries.get(name);
+    if (old) this.#drop(name, old);
+    const chars = name.length + (answer?.length ?? 0);
+    const entry: Entry = { from, digest, since: this.time, chars, ...(answer !== undefined && { answer }) };
+    this.entries.set(name, entry);
+    const held = this.perKey.get(from) ?? { entries: 0, chars: 0 };
+    this.perKey.set(from, { entries: held.entries + 1, chars: held.chars + chars });
+    this.#chars += chars;
+    return entry;
+  }
+
+  answer(from: string, id: string, answer: string): void {
+    const name = `${from} ${id}`;
+    const entry = this.entries.get(name);
+    if (entry) this.put(name, from, entry.digest, answer);
   }
 
   sent(from: string, id: string): void {
-    const entry = this.#entries.get(`${from} ${id}`);
-    if (entry) entry.sent = true;
+    const entry = this.entries.get(`${from} ${id}`);
+    if (entry?.answer !== undefined) entry.sent = true;
   }
 
   forget(from: string, id: string): void {
     const name = `${from} ${id}`;
-    const entry = this.#entries.get(name);
+    const entry = this.entries.get(name);
     if (entry) this.#drop(name, entry);
   }
 
   #drop(name: string, entry: Entry): void {
-    this.#entries.delete(name);
-    this.#answerChars -= entry.answer?.length ?? 0;
-    const held = this.#perKey.get(entry.from)! - 1;
-    if (held > 0) this.#perKey.set(entry.from, held);
-    else this.#perKey.delete(entry.from);
-  }
-
-  #expire(now: number): void {
-    for (const [name, entry] of this.#entries) {
-      const since = entry.orphan ? entry.begun : entry.answered;
-      if (since === undefined) continue;
-      // A clock that was set back makes answers look young; they then stay longer.
-      if (now - since < this.#limits.windowMs) return;
-      this.#drop(name, entry);
-    }
+    this.entries.delete(name);
+    this.#chars -= entry.chars;
+    const held = this.perKey.get(entry.from)!;
+    if (held.entries === 1) this.perKey.delete(entry.from);
+    else this.perKey.set(entry.from, { entries: held.entries - 1, chars: held.chars - entry.chars });
   }
 }
 

@@ -6,7 +6,7 @@
  */
 
 import { toHex, utf8 } from './bytes.ts';
-import { REPLY_META } from './call.ts';
+import { mayUseId, REPLY_META } from './call.ts';
 import { type Channel, checkMailbox, feedOf, type Incoming, isChannel, type Listener, openMailbox } from './channel.ts';
 import { sha256 } from './crypto.ts';
 import {
@@ -23,9 +23,9 @@ import {
 import { FrameTooLong, type RingGap, TechnocoreError } from './errors.ts';
 import { decode, encodeLong, isObject, type Json, MAX_TEXT } from './frames.ts';
 import { type Options, type Transport, transportOf } from './http.ts';
-import { type Ledger, memoryLedger, type Verdict } from './ledger.ts';
+import { type Admission, type Ledger, memoryLedger, type Verdict } from './ledger.ts';
 import { type ReplyLimits, ReplyRooms } from './replies.ts';
-import { type Place, saySigned } from './rooms.ts';
+import { type CursorStore, saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
 /** Begun and not finished: the server stopped, or died, in the middle of it. */
@@ -36,12 +36,6 @@ export const BUSY = 1002;
 export const DEADLINE = 1003;
 /** The caller is not allowed. */
 export const DENIED = 1004;
-
-/** Keeps the place of a reader over restarts. */
-export interface CursorStore {
-  load(room: string): Place | undefined | Promise<Place | undefined>;
-  save(room: string, place: Place): void | Promise<void>;
-}
 
 /** Options of {@link serve}. */
 export interface ServeOptions
@@ -146,21 +140,46 @@ class Server implements Listener {
     const onAbort = (): void => resolve();
     signal?.addEventListener('abort', onAbort);
     let leave: (() => void) | undefined;
+    const over = new AbortController();
     try {
       leave = await this.#listen(signal);
+      void this.#passTime(over.signal);
       if (!signal?.aborted) this.#o.onReady?.();
       await promise;
     } finally {
+      over.abort(OVER);
       signal?.removeEventListener('abort', onAbort);
       leave?.();
     }
   }
 
+  /** Tells the ledger the time, also while nobody asks for anything. */
+  async #passTime(signal: AbortSignal): Promise<void> {
+    try {
+      for (;;) {
+        this.#ledger.pass?.(this.#t.clock.now());
+        await this.#t.clock.sleep(PASS_MS, signal);
+      }
+    } catch (cause) {
+      if (!signal.aborted) this.#ended?.(cause);
+    }
+  }
+
   async #listen(signal: AbortSignal | undefined): Promise<() => void> {
     if (this.#channel) return this.#channel.listen(this, signal);
-    const from = await this.#o.cursor?.load(this.#room);
+    const { cursor } = this.#o;
+    const from = await cursor?.load(this.#room);
     await openMailbox(this.#t, this.#room, this.#signer, signal);
-    return feedOf(this.#t, this.#room).listen(this, signal, from);
+    const feed = feedOf(this.#t, this.#room);
+    const leave = await feed.listen(this, signal, from);
+    try {
+      // From now on no request is lost, whenever we die.
+      if (!from && feed.place) await cursor?.save(this.#room, feed.place);
+      return leave;
+    } catch (cause) {
+      leave();
+      throw cause;
+    }
   }
 
   /** Lets what was begun end, each by its deadline at the latest. */
@@ -233,8 +252,11 @@ class Server implements Listener {
     const requests = members.filter((_, i) => kinds[i] === 'request') as JsonObject[];
     const named = members.map(replyNamed).find((room) => room !== undefined);
 
+    // Answered, it would reach the caller whose id it is as the answer to a question of his.
+    if (requests.some(({ id }) => !mayUseId(m.from, id))) return this.#refuse(m, 'an id of another key');
+
     if (!((await this.#o.allow?.(m.from)) ?? true)) {
-      this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason: 'not allowed' });
+      this.#refuse(m, 'not allowed');
       const reply = requests.length > 0 && !this.#o.silent ? await this.#replyTo(m, named) : undefined;
       if (reply)
         this.#track(
@@ -249,35 +271,23 @@ class Server implements Listener {
       return;
     }
 
-    const { fresh, verdicts } = await this.#ledger.admit(
-      {
-        from: m.from,
-        room: m.room,
-        ...(m.nonce !== undefined && { nonce: m.nonce }),
-        requests: requests.map((request) => ({ id: JSON.stringify(request['id']), digest: digestOf(request) })),
-      },
-      this.#t.clock.now(),
-    );
+    const whole = batch !== undefined && !this.#dispatcher.batchable(batch);
+    const invalid = whole ? [] : members.filter((_, i) => kinds[i] === 'invalid');
+    const wanted = requests.length > 0 || invalid.length > 0 || whole;
+    // Without a place for the answer nothing runs: the caller would take silence for failure and ask again.
+    const reply = wanted ? await this.#replyTo(m, named) : undefined;
+    const asked = reply ? requests : [];
+    const { fresh, verdicts } = await this.#admission(m, whole ? [] : asked);
     if (fresh) {
       members.forEach((member, i) => {
         if (kinds[i] === 'notification') this.#track(this.#notified(m, member as JsonObject));
       });
     }
-    const whole = batch !== undefined && !this.#dispatcher.batchable(batch);
-    const invalid = whole ? [] : members.filter((_, i) => kinds[i] === 'invalid');
-    if (requests.length === 0 && invalid.length === 0 && !whole) return;
-
-    // Without a place for the answer nothing runs: the caller would take silence for failure and ask again.
-    const reply = await this.#replyTo(m, named);
     if (!reply) {
-      await Promise.all(
-        verdicts.map((v, i) => v.kind === 'new' && this.#ledger.forget(m.from, JSON.stringify(requests[i]!['id']))),
-      );
-      this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason: 'no place for an answer' });
+      if (wanted) this.#refuse(m, 'no place for an answer');
       return;
     }
     if (whole) {
-      await Promise.all(requests.map(({ id }) => this.#ledger.forget(m.from, JSON.stringify(id))));
       if (fresh) this.#track(this.#answer(reply, await this.#dispatcher.dispatch(batch).then(encodeLong)));
       return;
     }
@@ -292,11 +302,35 @@ class Server implements Listener {
         const texts = answers.filter((text) => text !== undefined);
         if (!(await this.#answer(reply, join(batch, [...refused, ...texts])))) return;
         for (const [i, text] of answers.entries()) {
-          if (text !== undefined) await this.#ledger.sent(m.from, JSON.stringify(requests[i]!['id']));
+          if (text !== undefined && KEPT.has(verdicts[i]!.kind)) {
+            await this.#ledger.sent(m.from, JSON.stringify(requests[i]!['id']));
+          }
         }
       })(),
       requests.some((request) => this.#dispatcher.staysOpen(request)) ? undefined : m.seq,
     );
+  }
+
+  /** What the ledger says. A server whose ledger fails can promise nothing any more, and ends. */
+  async #admission(m: Incoming, requests: JsonObject[]): Promise<Admission> {
+    try {
+      return await this.#ledger.admit(
+        {
+          from: m.from,
+          room: m.room,
+          ...(m.nonce !== undefined && { nonce: m.nonce }),
+          requests: requests.map((request) => ({ id: JSON.stringify(request['id']), digest: digestOf(request) })),
+        },
+        this.#t.clock.now(),
+      );
+    } catch (cause) {
+      this.#ended?.(cause);
+      throw cause;
+    }
+  }
+
+  #refuse(m: Incoming, reason: string): void {
+    this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason });
   }
 
   async #notified(m: Incoming, frame: JsonObject): Promise<void> {
@@ -329,8 +363,8 @@ class Server implements Listener {
         return !fresh && verdict.sent ? undefined : verdict.answer;
       case 'interrupted': {
         if (this.#dispatcher.idempotent(request)) return this.#run(m, request, reply);
-        const text = encodeLong(rpcError(id, INTERRUPTED, 'Interrupted: begun, and whether it was done is not known'));
-        await this.#ledger.answer(m.from, key, text, this.#t.clock.now());
+        const text = interrupted(id);
+        await this.#ledger.answer(m.from, key, text);
         return text;
       }
       case 'differs':
@@ -388,13 +422,11 @@ class Server implements Listener {
         onError,
       });
       const answer = await Promise.race([dispatched, late]);
-      if (answer === undefined) {
-        await this.#ledger.forget(m.from, key);
-        return undefined;
-      }
-      const text = fitted(encodeLong(answer), id);
-      await this.#ledger.answer(m.from, key, text, clock.now());
-      return text;
+      // Of what was called off nobody knows how far it got; a subscription that ended may begin again.
+      const text = answer === undefined ? interrupted(id) : fitted(encodeLong(answer), id);
+      if (answer === undefined && open) await this.#ledger.forget(m.from, key);
+      else await this.#ledger.answer(m.from, key, text);
+      return answer === undefined ? undefined : text;
     } finally {
       timer.abort();
       // After the deadline nobody hears the handler any more; it learns so by its signal.
@@ -455,7 +487,15 @@ class Server implements Listener {
 /** Messages of one key that wait to be admitted. */
 const MAX_LANE = 1024;
 
+/** How often the ledger is told the time, ms. */
+const PASS_MS = 30_000;
+const OVER = new TechnocoreError('over', 'the server has ended');
+/** Verdicts whose answers are kept in the ledger. */
+const KEPT: ReadonlySet<string> = new Set(['new', 'answered', 'interrupted']);
+
 const denied = (id: Id): string => encodeLong(rpcError(id, DENIED, 'Denied'));
+const interrupted = (id: Id): string =>
+  encodeLong(rpcError(id, INTERRUPTED, 'Interrupted: begun, and whether it was done is not known'));
 
 /** The reply room that a frame names in `params._meta`; undefined where it names none. */
 function replyNamed(member: unknown): unknown {

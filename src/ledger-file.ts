@@ -1,0 +1,336 @@
+/**
+ * A ledger and a cursor in files: a server that was killed goes on where it was, does nothing twice, and serves what
+ * came meanwhile. Needs Node (or Bun, Deno), and asks for it at call time only.
+ *
+ * The ledger is a log of JSON lines, each on disk before what it says is acted upon. A line that was cut by a crash is
+ * the last one, and nobody has acted upon it. Any other line that cannot be read is damage, and the file is refused.
+ *
+ * @module
+ */
+import { TechnocoreError, Unavailable } from './errors.ts';
+import { Files, type Log, systemCode } from './files.ts';
+import { encodeLong, isObject } from './frames.ts';
+import { type Clock, systemClock } from './http.ts';
+import { type Admission, type Ledger, type LedgerLimits, type LedgerMessage, LedgerState } from './ledger.ts';
+import type { CursorStore, Place } from './rooms.ts';
+
+// --- what the lines say ------------------------------------------------------------------------------------------
+
+const HEADER = '["technocore-ledger",1]\n';
+
+/**
+ * What was decided, not what was asked: so that other limits than those of the day it was written do not change it.
+ * All happened at the time of the last `time` line before, which is the ledger's own.
+ */
+type Line =
+  | ['time', ms: number]
+  | ['letgo', nonce: string]
+  | ['admit', from: string, room: string, nonce: string | null, begun: [id: string, digest: string][]]
+  | ['answer', from: string, id: string, answer: string]
+  | ['sent' | 'forget', from: string, id: string];
+
+const isNonce = (value: unknown): value is string => typeof value === 'string' && /^\d{1,19}$/.test(value);
+const isText = (value: unknown): value is string => typeof value === 'string';
+
+function lineOf(text: string): Line | undefined {
+  let line: unknown;
+  try {
+    line = JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+  if (!Array.isArray(line)) return undefined;
+  const [kind, from, second, third, begun] = line;
+  const isPair = (pair: unknown): boolean => Array.isArray(pair) && pair.length === 2 && pair.every(isText);
+  const isLine =
+    kind === 'time'
+      ? Number.isFinite(from)
+      : kind === 'letgo'
+        ? isNonce(from)
+        : isText(from) &&
+          isText(second) &&
+          (kind === 'admit'
+            ? (third === null || isNonce(third)) && Array.isArray(begun) && begun.every(isPair)
+            : kind === 'answer'
+              ? isText(third)
+              : kind === 'sent' || kind === 'forget');
+  return isLine ? (line as Line) : undefined;
+}
+
+/** The state of a ledger, as lines and from them. */
+class LoggedState extends LedgerState {
+  restore(line: Line): void {
+    if (line[0] === 'time') this.time = line[1];
+    else if (line[0] === 'letgo') this.letGo = BigInt(line[1]);
+    else if (line[0] === 'answer') this.answer(line[1], line[2], line[3]);
+    else if (line[0] !== 'admit') this[line[0]](line[1], line[2]);
+    else {
+      const [, from, room, nonce, begun] = line;
+      if (nonce !== null) this.raise(`${from} ${room}`, BigInt(nonce));
+      // Until its answer shows up nobody will ever finish it.
+      for (const [id, digest] of begun) this.put(`${from} ${id}`, from, digest).orphan = true;
+    }
+  }
+
+  /** The fewest lines that make this state. */
+  lines(): string {
+    let text = HEADER;
+    let time = 0;
+    const add = (line: Line): void => {
+      text += `${encodeLong(line)}\n`;
+    };
+    const at = (since: number): void => {
+      if (since !== time) add(['time', (time = since)]);
+    };
+    if (this.letGo >= 0n) add(['letgo', String(this.letGo)]);
+    for (const [name, { nonce, since }] of this.floors) {
+      const space = name.indexOf(' ');
+      at(since);
+      add(['admit', name.slice(0, space), name.slice(space + 1), String(nonce), []]);
+    }
+    for (const [name, { from, digest, since, answer, sent }] of this.entries) {
+      const id = name.slice(from.length + 1);
+      at(since);
+      add(['admit', from, '', null, [[id, digest]]]);
+      if (answer !== undefined) add(['answer', from, id, answer]);
+      if (sent) add(['sent', from, id]);
+    }
+    at(this.time);
+    return text;
+  }
+}
+
+// --- the ledger --------------------------------------------------------------------------------------------------
+
+/** Bytes by which a log may outgrow what it says before it is written anew. */
+const SLACK = 1 << 20;
+/** How much of the ledger's time may pass unwritten, ms. */
+const TIME_MS = 10_000;
+
+/** A ledger over a log that somebody else keeps. */
+class LoggedLedger implements Ledger {
+  readonly #state: LoggedState;
+  readonly #log: Log;
+  readonly #release: () => Promise<void>;
+  #waiting = '';
+  #next: Promise<void> | undefined;
+  #last: Promise<void> = Promise.resolve();
+  #length: number;
+  #compactAt: number;
+  #timed: number;
+  #failure: TechnocoreError | undefined;
+
+  constructor(state: LoggedState, log: Log, length: number, release: () => Promise<void>) {
+    this.#state = state;
+    this.#log = log;
+    this.#length = length;
+    this.#compactAt = 2 * length + SLACK;
+    this.#timed = state.time;
+    this.#release = release;
+  }
+
+  pass(now: number): void {
+    this.#state.pass(now);
+    const { time } = this.#state;
+    if (time - this.#timed < TIME_MS) return;
+    this.#timed = time;
+    this.#add(['time', time]);
+  }
+
+  async admit(m: LedgerMessage, now: number): Promise<Admission> {
+    if (this.#failure) throw this.#failure;
+    this.pass(now);
+    const admission = this.#state.admit(m, now);
+    const begun = m.requests.flatMap(({ id, digest }, i): [string, string][] =>
+      admission.verdicts[i]!.kind === 'new' ? [[id, digest]] : [],
+    );
+    if (admission.fresh) await this.#write(['admit', m.from, m.room, m.nonce ?? null, begun]);
+    return admission;
+  }
+
+  async answer(from: string, id: string, answer: string): Promise<void> {
+    this.#state.answer(from, id, answer);
+    await this.#write(['answer', from, id, answer]);
+  }
+
+  // Of these two nothing depends on when they reach the disk: the next write takes them along.
+  sent(from: string, id: string): void {
+    this.#state.sent(from, id);
+    this.#add(['sent', from, id]);
+  }
+
+  forget(from: string, id: string): void {
+    this.#state.forget(from, id);
+    this.#add(['forget', from, id]);
+  }
+
+  #add(line: Line): void {
+    this.#waiting += `${encodeLong(line)}\n`;
+  }
+
+  /** Resolves once the line is on disk. Lines that come while another is being written share the next write. */
+  #write(line: Line): Promise<void> {
+    this.#add(line);
+    this.#next ??= this.#last.then(() => {
+      this.#next = undefined;
+      return this.#flush();
+    });
+    this.#last = this.#next.catch(() => {});
+    return this.#next;
+  }
+
+  async #flush(): Promise<void> {
+    if (this.#failure) throw this.#failure;
+    const text = this.#waiting;
+    this.#waiting = '';
+    try {
+      if (this.#length + text.length <= this.#compactAt) {
+        if (text !== '') await this.#log.append(text);
+        this.#length += text.length;
+        return;
+      }
+      const lines = this.#state.lines();
+      await this.#log.replace(lines);
+      this.#length = lines.length;
+      this.#compactAt = 2 * lines.length + SLACK;
+    } catch (cause) {
+      // What is on disk now is not known; only who reads it anew can go on.
+      this.#failure = new Unavailable(`the request ledger cannot be written: ${systemCode(cause) ?? cause}`, cause);
+      throw this.#failure;
+    }
+  }
+
+  async close(): Promise<void> {
+    try {
+      await this.#last;
+      if (!this.#failure) await this.#flush();
+    } finally {
+      this.#failure ??= new Unavailable('the request ledger is closed');
+      await this.#log.close();
+      await this.#release();
+    }
+  }
+}
+
+/**
+ * A ledger over a log.
+ *
+ * @internal
+ * @param text what the log holds; undefined when there is none yet
+ * @param open called once the log is known to be a ledger
+ */
+export async function loggedLedger(
+  name: string,
+  text: string | undefined,
+  log: Log,
+  limits: LedgerLimits = {},
+  release: () => Promise<void> = async () => {},
+): Promise<Ledger> {
+  const state = new LoggedState(limits);
+  // Shorter than its header, the file was cut before anything could have been written into it.
+  if (text !== undefined && !HEADER.startsWith(text)) {
+    const lines = text.split('\n');
+    // Empty after a whole line. After a cut one, its rest; whether that happens to be whole is of no importance.
+    const rest = lines.pop()!;
+    const damaged = lines.findIndex((line, i) => {
+      if (i === 0) return `${line}\n` !== HEADER;
+      const known = lineOf(line);
+      if (known) state.restore(known);
+      return known === undefined;
+    });
+    if (damaged >= 0 || lines.length === 0) {
+      throw new TechnocoreError(
+        'bad_ledger',
+        `${name} is no request ledger, or damaged in line ${Math.max(damaged, 0) + 1}, so what was done already is unknown; it was left as it is. Mend it, or move it away when no request can come again that it may have known`,
+      );
+    }
+    const known = lineOf(rest);
+    if (known) state.restore(known);
+  }
+  const lines = state.lines();
+  await log.replace(lines);
+  return new LoggedLedger(state, log, lines.length, release);
+}
+
+/**
+ * A ledger in a file, for one server at a time. `serve({ ledger })` then runs no handler twice for one request, also
+ * when the process is killed: a request that was begun and not answered is answered 1001, or run again when its method
+ * was registered as `idempotent`. Close it after `serve` has resolved.
+ *
+ * @param path made when it is not there; its directory must be
+ * @throws TechnocoreError `bad_ledger`: the file is not a ledger, or damaged; it is left as it is
+ * @throws Unavailable another process has it, or the file system refuses, or there is none
+ */
+export async function fileLedger(path: string, limits?: LedgerLimits, clock: Clock = systemClock): Promise<Ledger> {
+  const files = new Files();
+  const release = await files.lock(`${path}.node-lock`, clock);
+  try {
+    const file = await files.read(path);
+    return await loggedLedger(path, file?.text, files.log(path), limits, release);
+  } catch (cause) {
+    await release();
+    throw refused(cause, path);
+  }
+}
+
+function refused(cause: unknown, path: string): TechnocoreError {
+  if (TechnocoreError.is(cause)) return cause;
+  return new Unavailable(`${path} cannot be used: ${systemCode(cause) ?? cause}`, cause);
+}
+
+// --- the cursor --------------------------------------------------------------------------------------------------
+
+/**
+ * The places of a server in its mailboxes, in a file: with it `serve({ cursor })` goes on where it was, so that requests
+ * which came while it was down are served. For one process at a time.
+ *
+ * @param path made when first needed; its directory must be there. What holds something else is refused with
+ * `bad_cursor`, and left as it is
+ */
+export function fileCursor(path: string): CursorStore {
+  let reading: Promise<Map<string, Place>> | undefined;
+  let last: Promise<unknown> = Promise.resolve();
+  const places = (): Promise<Map<string, Place>> =>
+    (reading ??= readPlaces(path).catch((cause) => {
+      reading = undefined;
+      throw refused(cause, path);
+    }));
+  return {
+    load: async (room) => (await places()).get(room),
+    save(room, place) {
+      const saved = last.then(async () => {
+        const text = encodeLong(Object.fromEntries((await places()).set(room, place)));
+        await new Files().replace(path, `${text}\n`).catch((cause) => {
+          throw refused(cause, path);
+        });
+      });
+      last = saved.catch(() => {});
+      return saved;
+    },
+  };
+}
+
+async function readPlaces(path: string): Promise<Map<string, Place>> {
+  const file = await new Files().read(path);
+  const places = new Map<string, Place>();
+  try {
+    const stored: unknown = file ? JSON.parse(file.text) : {};
+    if (!isObject(stored)) throw new SyntaxError('not an object');
+    for (const [room, value] of Object.entries(stored)) places.set(room, placeOf(value));
+    return places;
+  } catch (cause) {
+    throw new TechnocoreError(
+      'bad_cursor',
+      `${path} does not hold places in rooms; it was left as it is. Mend it, or move it away to begin with what comes from now on`,
+      cause,
+    );
+  }
+}
+
+/** A place out of a file. */
+function placeOf(value: unknown): Place {
+  const { since, generation, mark } = isObject(value) ? value : {};
+  const isCount = (n: unknown): n is number => Number.isSafeInteger(n) && (n as number) >= 0;
+  if (!isCount(since) || !(generation === undefined || isCount(generation))) throw new SyntaxError('not a place');
+  return { since, ...(generation !== undefined && { generation }), ...(typeof mark === 'string' && { mark }) };
+}
