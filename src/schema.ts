@@ -14,9 +14,9 @@ import { isObject, type Json } from './frames.ts';
 /** Deepest nesting of a schema, and of a value that is checked. */
 const MAX_DEPTH = 64;
 /** Most values (members, items) in a value that is checked. */
-const MAX_NODES = 20_000;
+const MAX_NODES = 10_000;
 /** Most subschemas applied in one check. Recursive schemas with alternatives could otherwise take exponential time. */
-const MAX_STEPS = 200_000;
+const MAX_STEPS = 20_000;
 
 /** The value to go on with, or what is wrong with the one given. */
 export type Checked = { value: unknown; problem?: never } | { problem: string };
