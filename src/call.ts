@@ -5,9 +5,10 @@
  * @module
  */
 import { toBase64url } from './bytes.ts';
-import { type Channel, feedOf, type Incoming, isChannel, type Listener, mailboxes, type Sent } from './channel.ts';
+import { type Channel, type Incoming, isChannel, type Listener, mailboxes, type Sent } from './channel.ts';
 import { classify, resultOf, rpcNotification, rpcRequest } from './dispatch.ts';
 import { BadName, CallTimeout, type RingGap, TechnocoreError } from './errors.ts';
+import { feedOf } from './feed.ts';
 import { decode, encode, isObject, type Json } from './frames.ts';
 import { type Options, orAbort, sharedOf, type Transport, transportOf } from './http.ts';
 import { type Identity, resolveIdentity } from './identity.ts';
@@ -33,6 +34,8 @@ export interface CallOptions extends Options {
   peer?: string;
   /** How often the same request is sent again within `timeoutMs`, when no answer comes; default 0. Needs a server that knows repeats. */
   retry?: number;
+  /** `frugal`: no more reads than one that is parked. Default `fast`: a few more, within the read budget, for half the latency. */
+  latency?: 'fast' | 'frugal';
 }
 
 type Member = { [key: string]: Json };
@@ -52,6 +55,7 @@ interface Waiting {
 
 /** All conversations whose answers come through one channel. */
 class Inbox implements Listener {
+  readonly nudges = true;
   /** In the ids that we mint: unlike that of any other client, also of an earlier run. */
   readonly tag: string;
   readonly #t: Transport;
@@ -226,7 +230,7 @@ async function lineOf(
   const { replyTo } = o;
   if (replyTo === undefined) throw new BadName('undefined', 'a call to a mailbox needs replyTo, our own mailbox');
   const mailbox = await mailboxOf(t, to, o);
-  const channel = mailboxes(t, signer, mailbox, replyTo);
+  const channel = mailboxes(t, signer, mailbox, replyTo, o.latency);
   if (Array.isArray(params)) {
     // Positional params have no _meta: only our identity record can tell where the answer goes.
     const own = await identityOf(t, signer.did, o);

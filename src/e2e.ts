@@ -6,9 +6,9 @@
  * @module
  */
 import { concat, fromBase64url, fromUtf8, toBase64url, toHex, utf8 } from './bytes.ts';
-import { authorOf } from './channel.ts';
 import { aesGcm, hkdfSha256, isCanonicalX25519, randomBytes, sha256, x25519 } from './crypto.ts';
 import { BadKey, DecryptError, FrameTooLong, TechnocoreError } from './errors.ts';
+import { authorOf } from './feed.ts';
 import { MAX_TEXT } from './frames.ts';
 import { type Options, retrying, sharedOf, type Transport, transportOf } from './http.ts';
 import { resolveIdentity } from './identity.ts';

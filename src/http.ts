@@ -112,6 +112,39 @@ export function budgetOf(t: Transport, bucket: 'read' | 'write'): Budget {
   return budgets[bucket];
 }
 
+/** Half-second steps in which the reference service looks for what parked reads wait for, ms. */
+const STEP_MS = 500;
+
+/** What was seen of how a service answers: its round trips, and whether it wakes parked reads in coarse steps. */
+export class Rhythm {
+  #rtt = Number.POSITIVE_INFINITY;
+  #hits = 0;
+
+  /** True once several parked reads were answered just at a step. */
+  get coarse(): boolean {
+    return this.#hits >= 2;
+  }
+
+  /** A request that was answered at once, after `ms`. */
+  answered(ms: number): void {
+    this.#rtt = ms < this.#rtt ? ms : this.#rtt + (ms - this.#rtt) / 16;
+  }
+
+  /** A parked read that brought something after `ms`. */
+  woken(ms: number): void {
+    if (ms < STEP_MS * 0.8) return;
+    const past = (ms - Math.min(this.#rtt, ms) + STEP_MS / 10) % STEP_MS;
+    this.#hits = past < STEP_MS / 5 ? this.#hits + 1 : 0;
+  }
+}
+
+const RHYTHM = {};
+
+/** The rhythm of a transport's service. */
+export function rhythmOf(t: Transport): Rhythm {
+  return sharedOf(t, RHYTHM, () => new Rhythm());
+}
+
 // --- request ----------------------------------------------------------------------------------------------------
 
 /** What to send. */
@@ -152,6 +185,7 @@ export interface Reply {
 export async function request(t: Transport, r: Request): Promise<Reply> {
   r.signal?.throwIfAborted();
   if (r.bucket) await budgetOf(t, r.bucket).take(r.signal, r.deadline);
+  const begun = t.clock.now();
   const stop = new AbortController();
   const limitMs = (r.waitMs ?? 0) + (r.timeoutMs ?? 15_000);
   const onAbort = (): void => stop.abort(r.signal?.reason);
@@ -177,7 +211,9 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
     return { status: response.status, headers: response.headers, text: await bodyOf(response, r.maxBytes ?? 1 << 24) };
   })();
   try {
-    return await Promise.race([work, stopped]);
+    const reply = await Promise.race([work, stopped]);
+    if (!r.waitMs) rhythmOf(t).answered(t.clock.now() - begun);
+    return reply;
   } catch (cause) {
     if (stop.signal.aborted) throw stop.signal.reason;
     if (TechnocoreError.is(cause)) throw cause;

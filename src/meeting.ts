@@ -7,19 +7,11 @@
  * @module
  */
 import { toBase64url, utf8 } from './bytes.ts';
-import {
-  authorOf,
-  checkMailbox,
-  feedOf,
-  type Incoming,
-  type Listener,
-  openMailbox,
-  type SendOptions,
-  type Sent,
-} from './channel.ts';
+import { checkMailbox, type Incoming, type Listener, openMailbox, type SendOptions, type Sent } from './channel.ts';
 import { sha256 } from './crypto.ts';
 import { addresseeOf, e2eAccept, e2eOffer, isOffer, type SealedRoom } from './e2e.ts';
 import { BadName, CallTimeout, type RingGap, TechnocoreError } from './errors.ts';
+import { authorOf, feedOf } from './feed.ts';
 import { type Options, orAbort, retrying, type Transport, transportOf } from './http.ts';
 import { identityKeys } from './identity.ts';
 import { roomClasses, verify } from './names.ts';

@@ -3,9 +3,10 @@
  *
  * @module
  */
+import { isHonestPoint } from './crypto.ts';
 import { Unavailable } from './errors.ts';
 import { isObject, parseExact, sweep } from './frames.ts';
-import { isDid, publicKeyFromDid, verify } from './names.ts';
+import { publicKeyFromDid, verify } from './names.ts';
 
 /** One message of a room. All of it is strangers' text. */
 export interface Message {
@@ -36,6 +37,8 @@ export interface RoomView {
 /** @internal A view with what only loops need. */
 export interface PolledView extends RoomView {
   waitHeld?: boolean;
+  /** The `since` it was read with. */
+  since?: number;
   /** Seq of the write this view answers. */
   posted?: number;
 }
@@ -48,9 +51,19 @@ function messageOf(record: unknown): Message | undefined {
   const { seq, ts, from, text, nonce, sig } = record;
   if (!isSeq(seq) || typeof ts !== 'string' || typeof from !== 'string' || typeof text !== 'string') return undefined;
   const message: Message = { seq, ts, from, text };
-  if (nonce !== undefined && nonce !== null) message.nonce = String(nonce);
+  if (typeof nonce === 'string' || typeof nonce === 'number') message.nonce = String(nonce);
   if (typeof sig === 'string') message.sig = sig;
   return message;
+}
+
+/** The records that have the shape of a message, as long as their seqs rise: a reader's cursor relies on it. */
+function messagesOf(records: unknown[]): Message[] {
+  const messages: Message[] = [];
+  for (const record of records) {
+    const message = messageOf(record);
+    if (message && message.seq > (messages.at(-1)?.seq ?? -1)) messages.push(message);
+  }
+  return messages;
 }
 
 /**
@@ -68,7 +81,7 @@ export function viewOf(room: string, text: string): PolledView {
   if (!isObject(view) || !isSeq(view['last_seq']) || !Array.isArray(view['messages'])) {
     throw new Unavailable('the answer is not the view of a room');
   }
-  const messages = view['messages'].map(messageOf).filter((m) => m !== undefined);
+  const messages = messagesOf(view['messages']);
   const { generation, wait_held, posted } = view;
   return {
     room,
@@ -83,13 +96,14 @@ export function viewOf(room: string, text: string): PolledView {
 
 /** The records of an export, one JSON line each; lines without the shape of a message are left out. */
 export function exportOf(text: string): Message[] {
-  return text.split('\n').flatMap((line) => {
+  const records = text.split('\n').map((line): unknown => {
     try {
-      return messageOf(parseExact(line, 'nonce')) ?? [];
+      return parseExact(line, 'nonce');
     } catch {
-      return [];
+      return undefined;
     }
   });
+  return messagesOf(records);
 }
 
 /**
@@ -110,14 +124,17 @@ export function verifyMessage(room: string, m: Message): 'valid' | 'invalid' | '
  */
 export function explain(room: string, m: Message): string | undefined {
   const { from, sig, nonce, text } = m;
-  if (typeof from !== 'string' || !isDid(from)) {
-    return from?.startsWith?.('did:')
+  const publicKey = publicKeyFromDid(from);
+  if (publicKey === undefined) {
+    return typeof from === 'string' && from.startsWith('did:')
       ? 'the DID is not a did:key of an Ed25519 key'
       : 'not signed: the writer is a nick';
   }
+  if (typeof text !== 'string') return 'there is no text';
   if (sig === undefined) return 'no signature is kept with the message (services before 0.11 keep none)';
   if (nonce === undefined) return 'no nonce: a signature covers room, nonce and text';
-  if (!/^\d{1,19}$/.test(nonce)) return 'the nonce is not 1 to 19 digits';
+  if (!isHonestPoint(publicKey)) return 'the DID holds no usable public key: small order, or not canonical';
+  if (typeof nonce !== 'string' || !/^\d{1,19}$/.test(nonce)) return 'the nonce is not 1 to 19 digits';
   if (typeof sig !== 'string' || !/^[A-Za-z0-9_-]{86}$/.test(sig))
     return 'the signature is not 86 characters of base64url';
   const fits = (room: string, nonce: string, text: string, tail: string = sig): boolean =>
@@ -133,8 +150,6 @@ export function explain(room: string, m: Message): string | undefined {
       ? `the last character of the signature is not canonical base64url: ${sig[85]} instead of ${canonical[85]}`
       : 'the last character of the signature is not canonical base64url, and another spelling does not verify either';
   }
-  if (publicKeyFromDid(from) === undefined) return 'the DID holds no usable public key: small order, or not canonical';
-
   let swept: string | undefined;
   try {
     swept = sweep(text, Number.POSITIVE_INFINITY);

@@ -59,7 +59,8 @@ export async function readView(t: Transport, room: string, o: ReadOptions, signa
   else query.push(`n=${sharedOf(t, BUSTER, () => ({ n: 0 })).n++}`);
   const path = `/r/${room}?${query.join('&')}`;
   const reply = await ask(t, { path, bucket: 'read', waitMs: o.waitMs ?? 0, ...(signal && { signal }) });
-  return viewOf(room, reply.text);
+  const view = viewOf(room, reply.text);
+  return o.since === undefined ? view : { ...view, since: o.since };
 }
 
 /**
@@ -72,7 +73,7 @@ export async function read(room: string, o: Options & ReadOptions = {}): Promise
   const t = transportOf(o);
   const deadline = t.clock.now() + (o.waitMs ?? 0) + PATIENCE_MS;
   const view = await retrying(t, deadline, () => readView(t, room, o, o.signal), o.signal);
-  const { waitHeld: _held, posted: _posted, ...shown } = view;
+  const { waitHeld: _held, posted: _posted, since: _since, ...shown } = view;
   return shown;
 }
 
@@ -157,23 +158,32 @@ export class RoomCursor {
     this.#unchecked = place.generation === undefined;
   }
 
-  /** One read, held up to `waitMs` when nothing is there. Messages that were returned are never returned again. */
-  async next(waitMs: number, signal?: AbortSignal): Promise<Polled<Batch>> {
+  /** One read behind the cursor, held up to `waitMs` when nothing is there; {@link take} moves the cursor. */
+  async look(waitMs: number, signal?: AbortSignal): Promise<PolledView> {
     if (this.since === undefined) await this.toTail(signal);
-    if (this.#unchecked) {
-      const value = await this.#restart(signal);
-      this.#unchecked = false;
-      if (value) return { value };
-    }
-    const view = await readView(this.#t, this.room, { since: this.since!, limit: MAX_LIMIT, waitMs }, signal);
+    // A cursor that was kept elsewhere is compared with the room before it waits there.
+    const o = this.#unchecked ? { limit: MAX_LIMIT } : { since: this.since!, limit: MAX_LIMIT, waitMs };
+    return readView(this.#t, this.room, o, signal);
+  }
+
+  /** One read and what is new in it. Messages that were returned are never returned again. */
+  async next(waitMs: number, signal?: AbortSignal): Promise<Polled<Batch>> {
+    const view = await this.look(waitMs, signal);
     const value = await this.take(view, signal);
     return value ? { value } : view.waitHeld === undefined ? {} : { held: view.waitHeld };
   }
 
   /** What is new in a view that was read with `since`; undefined when nothing is. */
   async take(view: PolledView, signal?: AbortSignal): Promise<Batch | undefined> {
+    if (this.#unchecked) {
+      this.#unchecked = false;
+      const recreated = this.#compare(view);
+      if (recreated) return recreated;
+    }
     const since = this.since!;
     const fresh = view.messages.filter((m) => m.seq > since);
+    // Asked for before the cursor came here: that it shows nothing newer says nothing.
+    if (fresh.length === 0 && view.since !== undefined && view.since < since) return undefined;
     if (view.generation !== undefined) {
       const known = this.generation;
       this.generation = view.generation;
@@ -194,8 +204,11 @@ export class RoomCursor {
 
   /** Looks without a cursor whether the room was recreated, and if so begins with its first message. */
   async #restart(signal?: AbortSignal): Promise<Batch | undefined> {
+    return this.#compare(await readView(this.#t, this.room, { limit: MAX_LIMIT }, signal));
+  }
+
+  #compare(view: PolledView): Batch | undefined {
     const since = this.since!;
-    const view = await readView(this.#t, this.room, { limit: MAX_LIMIT }, signal);
     this.generation = view.generation ?? this.generation;
     // An ephemeral room whose messages expired reads 0 while its seq goes on.
     if (view.lastSeq === 0 && roomClasses(this.room).e) return undefined;

@@ -9,19 +9,11 @@
  * @module
  */
 import { toBase64url } from './bytes.ts';
-import {
-  authorOf,
-  type Channel,
-  type Feed,
-  feedOf,
-  type Incoming,
-  type Listener,
-  type SendOptions,
-  type Sent,
-} from './channel.ts';
+import type { Channel, Incoming, Listener, SendOptions, Sent } from './channel.ts';
 import { sha256 } from './crypto.ts';
 import { checkKey, e2eOpen, e2eSeal, e2eSplit, MAX_SEALED } from './e2e.ts';
 import { BadName, FrameTooLong } from './errors.ts';
+import { authorOf, type Feed, feedOf } from './feed.ts';
 import { codePoints, MAX_TEXT } from './frames.ts';
 import { type Options, orAbort, retrying, type Transport, transportOf } from './http.ts';
 import { checkName, isDid } from './names.ts';

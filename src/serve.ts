@@ -7,7 +7,7 @@
 
 import { toHex, utf8 } from './bytes.ts';
 import { mayUseId, REPLY_META } from './call.ts';
-import { type Channel, checkMailbox, feedOf, type Incoming, isChannel, type Listener, openMailbox } from './channel.ts';
+import { type Channel, checkMailbox, type Incoming, isChannel, type Listener, openMailbox } from './channel.ts';
 import { sha256 } from './crypto.ts';
 import {
   classify,
@@ -21,6 +21,7 @@ import {
   rpcError,
 } from './dispatch.ts';
 import { FrameTooLong, type RingGap, TechnocoreError } from './errors.ts';
+import { feedOf } from './feed.ts';
 import { decode, encodeLong, isObject, type Json, MAX_TEXT } from './frames.ts';
 import { type Options, type Transport, transportOf } from './http.ts';
 import { type Admission, type Ledger, memoryLedger, type Verdict } from './ledger.ts';
@@ -58,6 +59,8 @@ export interface ServeOptions
   ledger?: Ledger;
   /** Where the place in the mailbox is kept; default: nowhere, and serving begins with what comes from now on. */
   cursor?: CursorStore;
+  /** `frugal`: one parked read. Default `fast`: a second one, within the read budget, where readers are woken in steps. */
+  latency?: 'fast' | 'frugal';
   /** Called once requests are taken. */
   onReady?: () => void;
 }
@@ -88,6 +91,7 @@ type Reply = (text: string) => Promise<void>;
 const MAX_EMITTED = 64;
 
 class Server implements Listener {
+  readonly stagger: boolean;
   readonly #t: Transport;
   readonly #signer: Signer;
   readonly #service: Options;
@@ -112,6 +116,7 @@ class Server implements Listener {
   constructor(t: Transport, mailbox: string | Channel, signer: Signer, o: ServeOptions) {
     this.#t = t;
     this.#signer = signer;
+    this.stagger = o.latency !== 'frugal';
     this.#o = o;
     const { base, fetch, clock } = t;
     this.#service = { base, fetch, clock };
