@@ -80,6 +80,7 @@ export class Feed {
   readonly #listeners = new Set<Listener>();
   #loop: AbortController | undefined;
   #starting: Promise<void> | undefined;
+  #place: Place | undefined;
   #idleSince = 0;
   /** Views are taken one after the other, whichever read brought them. */
   #taking: Promise<unknown> = Promise.resolve();
@@ -95,7 +96,7 @@ export class Feed {
 
   /** The place behind the last message that all listeners got. */
   get place(): Place | undefined {
-    return this.#cursor.place;
+    return this.#place;
   }
 
   /** True while nobody listens. */
@@ -118,11 +119,13 @@ export class Feed {
       this.#idleSince = this.#t.clock.now();
     };
     try {
-      // Whoever comes while the cursor is being placed waits for the same reads.
-      this.#starting ??= this.#start(from).finally(() => {
-        this.#starting = undefined;
-      });
-      await orAbort(this.#starting, signal);
+      // Whoever comes while the cursor is being placed waits for the same reads; anew, if all others have left by then.
+      while (!this.#loop && this.#listeners.has(listener)) {
+        this.#starting ??= this.#start(from).finally(() => {
+          this.#starting = undefined;
+        });
+        await orAbort(this.#starting, signal);
+      }
     } catch (cause) {
       leave();
       throw cause;
@@ -166,6 +169,7 @@ export class Feed {
     else if (this.#cursor.since === undefined || idle > WARM_MS || idle < 0) {
       await retrying(this.#t, clock.now() + PATIENCE_MS, () => this.#cursor.toTail());
     }
+    this.#place = this.#cursor.place;
     if (this.#listeners.size === 0 || this.#loop) return;
     learnLimits(this.#t);
     this.#loop = new AbortController();
@@ -273,6 +277,7 @@ export class Feed {
       for (const m of incoming) listener.message(m);
       if (gap) listener.gap(gap);
     }
+    this.#place = this.#cursor.place;
   }
 }
 
