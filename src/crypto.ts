@@ -247,9 +247,13 @@ export const verifyBackends: Backends<(publicKey: Uint8Array, signature: Uint8Ar
  * wrong lengths. (By default noble takes all of these, and OpenSSL takes small orders.)
  */
 export function ed25519Verify(publicKey: Uint8Array, signature: Uint8Array, message: Uint8Array): boolean {
-  if (publicKey.length !== 32 || signature.length !== 64) return false;
-  if (unfit(publicKey, UNFIT_Y) || unfit(signature.subarray(0, 32), UNFIT_Y)) return false;
+  if (signature.length !== 64 || !isHonestPoint(publicKey) || !isHonestPoint(signature.subarray(0, 32))) return false;
   return verifyBackends.best(publicKey, signature, message);
+}
+
+/** Whether 32 bytes can be an honest Ed25519 public key: not of small order, nor written in a second way. */
+export function isHonestPoint(bytes: Uint8Array): boolean {
+  return bytes.length === 32 && !unfit(bytes, UNFIT_Y);
 }
 
 // --- X25519 -------------------------------------------------------------------------------------------------------

@@ -113,8 +113,10 @@ export function exportOf(text: string): Message[] {
  * `invalid`, which means a signature that does not fit.
  */
 export function verifyMessage(room: string, m: Message): 'valid' | 'invalid' | 'unverifiable' {
-  if (m.sig === undefined) return 'unverifiable';
-  return m.nonce !== undefined && verify(m.from, m.sig, `${room}|${m.nonce}|${m.text}`) ? 'valid' : 'invalid';
+  const { from, sig, nonce, text } = m;
+  if (sig === undefined) return 'unverifiable';
+  if (typeof nonce !== 'string' || typeof text !== 'string') return 'invalid';
+  return verify(from, sig, `${room}|${nonce}|${text}`) ? 'valid' : 'invalid';
 }
 
 /**

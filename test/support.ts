@@ -1,0 +1,113 @@
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { onTestFinished } from 'vitest';
+import { encode, type Json } from '../src/frames.ts';
+import type { Event, Options, Transport } from '../src/http.ts';
+import { transportOf } from '../src/http.ts';
+import { createLocalService, type Limits, type LocalService } from '../src/local.ts';
+import { Signer } from '../src/signer.ts';
+import { settled, VirtualClock } from './virtual-clock.ts';
+
+export type Profile = 'modern' | '0.7';
+export const PROFILES: Profile[] = ['modern', '0.7'];
+export const FREE: Partial<Limits> = { readsPerMinute: 1e9, writesPerMinute: 1e9, newRoomsPerDay: 1e9 };
+
+export interface World {
+  service: LocalService;
+  clock: VirtualClock;
+  events: Event[];
+  /** Options that reach the service on its clock, its events kept. */
+  o: Options & { base: string; fetch: typeof fetch; clock: VirtualClock };
+  t: Transport;
+  /** The outcome of work whose time passes as fast as the machine allows. */
+  run<T>(work: Promise<T>): Promise<T>;
+  /** The kinds of events so far. */
+  kinds(): string[];
+}
+
+/** A service in memory on a clock of its own. */
+export function world(profile: Profile = 'modern', limits: Partial<Limits> = {}): World {
+  const clock = new VirtualClock();
+  const service = createLocalService({ profile, clock, limits: { ...FREE, ...limits } });
+  const events: Event[] = [];
+  const o = { base: 'http://local.test', fetch: service.fetch, clock, onEvent: (e: Event) => void events.push(e) };
+  return {
+    service,
+    clock,
+    events,
+    o,
+    t: transportOf(o),
+    run: (work) => run(clock, work),
+    kinds: () => events.map(({ kind }) => kind),
+  };
+}
+
+/** Lets time pass until the work is done. */
+export async function run<T>(clock: VirtualClock, work: Promise<T>): Promise<T> {
+  let over = false;
+  const mark = (): void => {
+    over = true;
+  };
+  work.then(mark, mark);
+  // Work that goes on without the clock (sockets) gets real time; what waits for the clock gets that.
+  for (let step = 0; !over; step++) {
+    for (let i = 0; i < 4 && !over; i++) await settled();
+    if (!over) await clock.advance(step < 400 ? 5 : 50);
+  }
+  return work;
+}
+
+/** Waits in real time until `found` is true; what it waits for always comes. */
+export async function until(found: () => unknown): Promise<void> {
+  while (!found()) await new Promise((resolve) => setTimeout(resolve, 2));
+}
+
+/** A signer that is the same in every run. */
+export const signer = (n: number): Signer => Signer.fromSeed(new Uint8Array(32).fill(n));
+
+type Fault = (url: string, init: RequestInit) => Promise<Response | undefined> | Response | undefined;
+
+/** A network that does what `fault` says to a request, and otherwise carries it. It may throw, or carry it first. */
+export function faulty(fetch: typeof globalThis.fetch, fault: Fault): typeof globalThis.fetch {
+  return (async (url: any, init: any = {}) => (await fault(String(url), init)) ?? fetch(url, init)) as typeof fetch;
+}
+
+/** What undici says when a connection breaks. */
+export const broken = (code = 'ECONNRESET'): TypeError =>
+  new TypeError('fetch failed', { cause: Object.assign(new Error(code), { code }) });
+
+/** True for a request that writes to a room. */
+export const isSay = (url: string, init: RequestInit = {}): boolean =>
+  /\/say(-signed)?\//.test(url) || (init.method === 'POST' && /\/r\//.test(url));
+
+export interface Faker {
+  base: string;
+  /** Requests so far, as `GET /path`. */
+  log: string[];
+  server: Server;
+}
+
+/** A real HTTP server on loopback that answers as told; gone when the test is over. */
+export async function faker(
+  answer: (request: IncomingMessage, response: ServerResponse, n: number) => void,
+): Promise<Faker> {
+  const log: string[] = [];
+  const server = createServer((request, response) => {
+    log.push(`${request.method} ${request.url}`);
+    answer(request, response, log.length);
+  });
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  onTestFinished(() => {
+    server.closeAllConnections();
+    server.close();
+  });
+  return { base: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, log, server };
+}
+
+/** A room's JSON view. */
+export const view = (o: object = {}): string =>
+  JSON.stringify({ room: 'x', count: 0, first_seq: null, last_seq: 0, messages: [], ...o });
+
+/** A request frame. */
+export const requestFrame = (id: unknown, method: string, params?: object): string =>
+  encode({ jsonrpc: '2.0', id: id as string, method, ...(params && { params: params as Json }) });
