@@ -62,6 +62,7 @@ export class Refusal extends Error {
 
 /** Bytes of a text in UTF-8. */
 export function utf8Length(text: string): number {
+  if (!/[^\0-\x7f]/.test(text)) return text.length;
   let length = text.length;
   for (let i = 0; i < text.length; i++) {
     const unit = text.charCodeAt(i);

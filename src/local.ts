@@ -1,0 +1,331 @@
+/**
+ * The room service embedded: in memory, as one `fetch` or on loopback, with time as a parameter. It replays the answers
+ * recorded from the real service (profile `0.7`) or plays its newest release (`modern`). A parley relay is on board,
+ * under `/c/`.
+ *
+ * ```ts
+ * const service = createLocalService();
+ * const { url, close } = await service.listen();      // or pass { base: 'http://local', fetch: service.fetch }
+ * ```
+ *
+ * @module
+ */
+import type { IncomingMessage, ServerResponse } from 'node:http';
+import type { AddressInfo, Socket } from 'node:net';
+import { concat, utf8 } from './bytes.ts';
+import { Unavailable } from './errors.ts';
+import { type Clock, systemClock } from './http.ts';
+import { type Limits, type LocalStats, limitsOf, Parking } from './local-limits.ts';
+import { RelayService } from './local-relay.ts';
+import { oversized, RoomService } from './local-rooms.ts';
+import type { Incoming, Outgoing, Profile } from './local-wire.ts';
+
+export type { Limits, LocalStats } from './local-limits.ts';
+
+/** How a local service is made. */
+export interface LocalOptions {
+  /** `modern`, the default: the newest release, open to browsers of every origin. `0.7`: the recorded one. */
+  profile?: Profile;
+  /** Drives everything but the sockets. Default: the machine's. */
+  clock?: Clock;
+  /** Defaults: the real service's. Unknown members are ignored. */
+  limits?: Partial<Limits>;
+  /** Source of random bytes; default: the platform's. */
+  random?: (bytes: number) => Uint8Array;
+}
+
+/** A service on a socket. */
+export interface Listening {
+  /** Base address, without a slash at the end. */
+  readonly url: string;
+  /** Stops listening and drops every connection, held reads too. */
+  close(): Promise<void>;
+}
+
+export interface LocalService {
+  /** The service without a socket: any http or https origin reaches it. All requests share one address, `local`. */
+  readonly fetch: typeof fetch;
+  /** The same for a caller of another address: budgets and held reads are counted by address. */
+  client(address: string): typeof fetch;
+  /**
+   * Puts the service on a socket as well. Needs Node or what is compatible.
+   *
+   * @param port default 0: a free one
+   * @param host default 127.0.0.1
+   * @throws Unavailable the port is taken, or the platform has no servers
+   */
+  listen(port?: number, host?: string): Promise<Listening>;
+  /** Counts, live. */
+  readonly stats: Readonly<LocalStats>;
+  /**
+   * Sets the last write of a room, or of a note (`ns/key`), back by `ms`, and lets the next write run the reaper.
+   *
+   * @internal for tests
+   */
+  age(name: string, ms: number): void;
+}
+
+type Handle = (request: Incoming) => Outgoing | Promise<Outgoing>;
+
+/** Makes a service, empty. */
+export function createLocalService(o: LocalOptions = {}): LocalService {
+  const profile = o.profile ?? 'modern';
+  const clock = o.clock ?? systemClock;
+  const limits = limitsOf(profile, o.limits);
+  const stats: LocalStats = {
+    requests: 0,
+    reads: 0,
+    writes: 0,
+    refused: 0,
+    parked: 0,
+    parkedMost: 0,
+    timers: 0,
+    connections: 0,
+    rooms: 0,
+    notes: 0,
+    messages: 0,
+    bytes: 0,
+    channels: 0,
+  };
+  const relay = new RelayService(clock, limits, stats, o.random);
+  const rooms = new RoomService(profile, clock, limits, stats, new Parking(clock, limits, stats));
+  const handle: Handle = (request) => {
+    stats.requests++;
+    return /^\/[ci]\//.test(request.target) ? relay.handle(request) : rooms.handle(request);
+  };
+  const client = (address: string): typeof fetch => fetchOf(handle, address);
+  return {
+    fetch: client('local'),
+    client,
+    listen: (port = 0, host = '127.0.0.1') => listen(handle, port, host, limits, stats),
+    stats,
+    age: (name, ms) => rooms.store.age(name, ms),
+  };
+}
+
+// --- without a socket -------------------------------------------------------------------------------------------
+
+function fetchOf(handle: Handle, address: string): typeof fetch {
+  const local = async (input: string | URL | Request, init: RequestInit = {}): Promise<Response> => {
+    const given = typeof input === 'object' && 'url' in input ? input : undefined;
+    const named = init.headers ?? given?.headers;
+    const headers = named && new Headers(named);
+    const body = init.body ?? given?.body ?? undefined;
+    const signal = init.signal ?? given?.signal ?? undefined;
+    const redirect = init.redirect ?? given?.redirect ?? 'follow';
+    let method = init.method ?? given?.method ?? 'GET';
+    if (/^(get|head|post|put|delete|options)$/i.test(method)) method = method.toUpperCase();
+    if (body !== undefined && (method === 'GET' || method === 'HEAD')) {
+      throw new TypeError(`a ${method} request has no body`);
+    }
+    signal?.throwIfAborted();
+    let url = new URL(given ? given.url : String(input));
+    for (let hops = 0; ; hops++) {
+      if (url.protocol !== 'http:' && url.protocol !== 'https:') throw new TypeError(`fetch failed: ${url.protocol}`);
+      const { origin, pathname, search } = url;
+      let count = 1;
+      let bytes = 'host'.length + url.host.length + 4;
+      headers?.forEach((value, name) => {
+        count++;
+        bytes += name.length + value.length + 4;
+      });
+      const answer =
+        oversized(count, bytes) ??
+        (await handle({
+          method,
+          target: pathname + search,
+          address,
+          origin,
+          signal,
+          header: (name) => headers?.get(name) ?? undefined,
+          body: (limit) => readBody(body, limit, signal),
+        }));
+      const { location } = answer.headers;
+      if (location === undefined || redirect === 'manual') return responseOf(answer, method);
+      if (redirect === 'error' || hops === 20) throw new TypeError('fetch failed: redirected');
+      url = new URL(location);
+    }
+  };
+  return local as typeof fetch;
+}
+
+function responseOf({ status, headers, body }: Outgoing, method: string): Response {
+  const bytes = utf8(body);
+  return new Response(method === 'HEAD' || bytes.length === 0 ? null : (bytes as BodyInit), {
+    status,
+    headers: { ...headers, ...(status !== 204 && { 'content-length': String(bytes.length) }) },
+  });
+}
+
+function readBody(
+  body: BodyInit | undefined,
+  limit: number,
+  signal: AbortSignal | undefined,
+): Uint8Array | undefined | Promise<Uint8Array | undefined> {
+  if (body === undefined || typeof body === 'string') {
+    const bytes = utf8(body ?? '');
+    return bytes.length > limit ? undefined : bytes;
+  }
+  // The platform knows how to turn all the other kinds into bytes.
+  const stream = new Response(body).body;
+  return stream ? readStream(stream, limit, signal) : new Uint8Array();
+}
+
+async function readStream(
+  stream: ReadableStream<Uint8Array>,
+  limit: number,
+  signal: AbortSignal | undefined,
+): Promise<Uint8Array | undefined> {
+  const reader = stream.getReader();
+  const hangUp = (): void => void reader.cancel(signal?.reason).catch(() => {});
+  signal?.addEventListener('abort', hangUp);
+  try {
+    const parts: Uint8Array[] = [];
+    for (let bytes = 0; ; ) {
+      const { done, value } = await reader.read();
+      signal?.throwIfAborted();
+      if (done) return concat(...parts);
+      bytes += value.length;
+      if (bytes > limit) {
+        hangUp();
+        return undefined;
+      }
+      parts.push(value);
+    }
+  } finally {
+    signal?.removeEventListener('abort', hangUp);
+  }
+}
+
+// --- on a socket ------------------------------------------------------------------------------------------------
+
+const NOT_HTTP = 'Invalid HTTP request received.';
+/** Bytes of an unwanted body that are read and thrown away, so that its sender can read the answer. */
+const DRAIN_BYTES = 1 << 20;
+
+/** An answer of the HTTP layer, which knows nothing of rooms and then hangs up. */
+function bare(status: number, body: string): Outgoing {
+  return { status, headers: { 'content-type': 'text/plain; charset=utf-8', connection: 'close' }, body };
+}
+
+async function listen(
+  handle: Handle,
+  port: number,
+  host: string,
+  limits: Limits,
+  stats: LocalStats,
+): Promise<Listening> {
+  const http = globalThis.process?.getBuiltinModule?.('node:http');
+  if (!http) throw new Unavailable('this platform cannot listen');
+  const answerTo = (request: IncomingMessage, response: ServerResponse): Outgoing | Promise<Outgoing> => {
+    // The real service counts connections, and then answers nobody.
+    if (stats.connections >= limits.connections) return bare(503, 'Service Unavailable');
+    const isAscii = /^[!-~]+$/.test(request.url ?? '');
+    if (!isAscii || (request.headers.host === undefined && request.httpVersion === '1.1')) return bare(400, NOT_HTTP);
+    const { rawHeaders } = request;
+    const bytes = rawHeaders.reduce((sum, text) => sum + text.length + 2, 0);
+    return oversized(rawHeaders.length / 2, bytes) ?? handle(incomingOf(request, response, url));
+  };
+  // What is not yet answered.
+  const pending = new WeakMap<Socket, ServerResponse>();
+  const server = http.createServer(
+    // The bound of the real service's parser; a Host header is asked for above, in its words.
+    { maxHeaderSize: 16_384, requireHostHeader: false, keepAliveTimeout: 5000, requestTimeout: 60_000 },
+    (request, response) => {
+      pending.set(request.socket, response);
+      response.once('close', () => pending.delete(request.socket));
+      const answer = answerTo(request, response);
+      if (!(answer instanceof Promise)) send(request, response, answer);
+      // Who hung up needs no answer.
+      else
+        answer.then(
+          (out) => send(request, response, out),
+          () => response.destroy(),
+        );
+    },
+  );
+  server.maxHeadersCount = 0;
+  server.on('connection', (socket) => {
+    stats.connections++;
+    socket.once('close', () => stats.connections--);
+  });
+  server.on('clientError', (cause: NodeJS.ErrnoException, socket: Socket) => {
+    // Amid or before another answer, or after the peer has gone, there is no place for this one.
+    const other = pending.get(socket);
+    if (!socket.writable || cause.code === 'ECONNRESET' || other?.req.complete || other?.headersSent) {
+      socket.destroy();
+      return;
+    }
+    const isSlow = cause.code === 'ERR_HTTP_REQUEST_TIMEOUT';
+    socket.end(
+      `HTTP/1.1 ${isSlow ? '408 Request Timeout' : '400 Bad Request'}\r\ncontent-type: text/plain; charset=utf-8\r\n` +
+        `content-length: ${NOT_HTTP.length}\r\nconnection: close\r\n\r\n${NOT_HTTP}`,
+    );
+  });
+  await new Promise<void>((resolve, reject) => {
+    server.once('error', (cause) => reject(new Unavailable(`cannot listen on ${host} port ${port}`, cause)));
+    server.listen(port, host, resolve);
+  });
+  const { address, family, port: bound } = server.address() as AddressInfo;
+  const named = address === '0.0.0.0' ? '127.0.0.1' : address === '::' ? '::1' : address;
+  const url = `http://${family === 'IPv6' ? `[${named}]` : named}:${bound}`;
+  return {
+    url,
+    close: () =>
+      new Promise((resolve) => {
+        server.close(() => resolve());
+        server.closeAllConnections();
+      }),
+  };
+}
+
+function incomingOf(request: IncomingMessage, response: ServerResponse, url: string): Incoming {
+  const { host } = request.headers;
+  let hungUp: AbortController | undefined;
+  return {
+    method: request.method ?? '',
+    target: request.url ?? '',
+    address: request.socket.remoteAddress ?? '',
+    origin: host !== undefined && /^[a-z0-9.-]+(:\d{1,5})?$/i.test(host) ? `http://${host}` : url,
+    // Most requests are answered at once and never ask for it.
+    get signal() {
+      if (!hungUp) {
+        hungUp = new AbortController();
+        response.once('close', () => hungUp!.abort());
+        if (response.destroyed) hungUp.abort();
+      }
+      return hungUp.signal;
+    },
+    header(name) {
+      const value = request.headers[name];
+      return Array.isArray(value) ? value.join(', ') : value;
+    },
+    body: (limit) =>
+      new Promise((resolve, reject) => {
+        const parts: Uint8Array[] = [];
+        let bytes = 0;
+        request.on('data', (part: Uint8Array) => {
+          bytes += part.length;
+          if (bytes <= limit) parts.push(part);
+          else resolve(undefined);
+        });
+        request.once('end', () => resolve(concat(...parts)));
+        request.once('close', () => reject(new Unavailable('the body was cut short')));
+      }),
+  };
+}
+
+function send(request: IncomingMessage, response: ServerResponse, { status, headers, body }: Outgoing): void {
+  if (response.destroyed) return;
+  const { 'content-length': length, 'transfer-encoding': encoding } = request.headers;
+  if (!request.complete && (length !== undefined || encoding !== undefined)) {
+    let left = DRAIN_BYTES;
+    request.on('data', (part: Uint8Array) => {
+      left -= part.length;
+      if (left < 0) request.destroy();
+    });
+  }
+  const bytes = utf8(body);
+  response.writeHead(status, { ...headers, ...(status !== 204 && { 'content-length': bytes.length }) });
+  response.end(request.method === 'HEAD' ? undefined : bytes);
+}
