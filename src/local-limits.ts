@@ -9,7 +9,7 @@ import { codePoints } from './frames.ts';
 import type { Clock } from './http.ts';
 import type { Profile } from './local-wire.ts';
 
-/** A number of these is live in {@link LocalStats}; tests and benchmarks read them. */
+/** What tests and benchmarks count. */
 export interface LocalStats {
   /** Requests of every kind. */
   requests: number;
@@ -23,7 +23,7 @@ export interface LocalStats {
   parked: number;
   /** Most requests held at once so far. */
   parkedMost: number;
-  /** Timers and listeners that held requests own now: 0 when nothing is held. */
+  /** Timers that held requests own now: none when nothing is held. */
   timers: number;
   /** Sockets open now. */
   connections: number;
@@ -179,6 +179,7 @@ export class Parking {
   readonly #stats: LocalStats;
   readonly #byAddress: Map<string, number> = new Map();
   readonly #byTopic: Map<string, Set<() => void>> = new Map();
+  #held = 0;
 
   constructor(clock: Clock, limits: Limits, stats: LocalStats) {
     this.#clock = clock;
@@ -188,9 +189,7 @@ export class Parking {
 
   /** True while an address may have one more request held. */
   hasSlot(address: string): boolean {
-    return (
-      this.#stats.parked < this.#limits.waiters && (this.#byAddress.get(address) ?? 0) < this.#limits.waitersPerAddress
-    );
+    return this.#held < this.#limits.waiters && (this.#byAddress.get(address) ?? 0) < this.#limits.waitersPerAddress;
   }
 
   /** Something happened: whoever is held on `topic` looks, at once or at its next step. */
@@ -227,6 +226,7 @@ export class Parking {
         else this.#byAddress.delete(address);
         signal?.removeEventListener('abort', hangUp);
         over.abort(ENOUGH);
+        this.#held--;
         stats.parked--;
       };
       const hangUp = (): void => {
@@ -259,6 +259,7 @@ export class Parking {
       this.#byTopic.set(topic, waiters.add(wake));
       this.#byAddress.set(address, (this.#byAddress.get(address) ?? 0) + 1);
       signal?.addEventListener('abort', hangUp);
+      this.#held++;
       stats.parked++;
       stats.parkedMost = Math.max(stats.parkedMost, stats.parked);
       after(ms, () => {
@@ -313,20 +314,24 @@ export class Duplicates {
 
   /** True when the room took its share of this text within the window. */
   isFull(key: string): boolean {
-    const since = this.#clock.now() - this.#limits.duplicateWindowMs;
-    const copies = this.#copies.get(key)?.filter((at) => at > since) ?? [];
-    return copies.length >= this.#limits.duplicateCopies;
+    return this.#recent(key).length >= this.#limits.duplicateCopies;
   }
 
   add(key: string): void {
-    const now = this.#clock.now();
-    const since = now - this.#limits.duplicateWindowMs;
-    const copies = this.#copies.get(key)?.filter((at) => at > since) ?? [];
+    const copies = this.#recent(key);
+    copies.push(this.#clock.now());
     this.#copies.delete(key);
-    this.#copies.set(key, [...copies, now]);
-    for (const [old, times] of this.#copies) {
-      if (this.#copies.size <= Duplicates.#most && times.at(-1)! > since) break;
+    this.#copies.set(key, copies);
+    for (const old of this.#copies.keys()) {
+      if (this.#copies.size <= Duplicates.#most && this.#recent(old).length > 0) break;
       this.#copies.delete(old);
     }
+  }
+
+  #recent(key: string): number[] {
+    const since = this.#clock.now() - this.#limits.duplicateWindowMs;
+    const copies = this.#copies.get(key) ?? [];
+    while (copies.length > 0 && copies[0]! <= since) copies.shift();
+    return copies;
   }
 }

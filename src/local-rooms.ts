@@ -147,14 +147,15 @@ export class RoomService {
       if (this.#modern) answer.headers['access-control-allow-origin'] = '*';
       return answer;
     };
-    const failed = (e: unknown): Outgoing => {
-      if (e instanceof Refusal) return open(e.answer);
-      if (request.signal?.aborted) throw e;
-      return open(plain(500, '500 the service failed'));
-    };
+    const failed = (e: unknown): Outgoing =>
+      open(e instanceof Refusal ? e.answer : plain(500, '500 the service failed'));
     try {
       const answer = this.#route(request);
-      return answer instanceof Promise ? answer.then(open).catch(failed) : open(answer);
+      if (!(answer instanceof Promise)) return open(answer);
+      return answer.then(open, (e) => {
+        if (request.signal?.aborted) throw e;
+        return failed(e);
+      });
     } catch (e) {
       return failed(e);
     }

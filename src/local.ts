@@ -103,6 +103,10 @@ export function createLocalService(o: LocalOptions = {}): LocalService {
   };
 }
 
+const NOT_HTTP = 'Invalid HTTP request received.';
+/** Bytes of request line and headers that the real service's parser takes. */
+const MAX_HEAD_BYTES = 16_384;
+
 // --- without a socket -------------------------------------------------------------------------------------------
 
 function fetchOf(handle: Handle, address: string): typeof fetch {
@@ -123,6 +127,7 @@ function fetchOf(handle: Handle, address: string): typeof fetch {
     for (let hops = 0; ; hops++) {
       if (url.protocol !== 'http:' && url.protocol !== 'https:') throw new TypeError(`fetch failed: ${url.protocol}`);
       const { origin, pathname, search } = url;
+      if (pathname.length + search.length > MAX_HEAD_BYTES) return responseOf(bare(400, NOT_HTTP), method);
       let count = 1;
       let bytes = 'host'.length + url.host.length + 4;
       headers?.forEach((value, name) => {
@@ -199,7 +204,6 @@ async function readStream(
 
 // --- on a socket ------------------------------------------------------------------------------------------------
 
-const NOT_HTTP = 'Invalid HTTP request received.';
 /** Bytes of an unwanted body that are read and thrown away, so that its sender can read the answer. */
 const DRAIN_BYTES = 1 << 20;
 
@@ -229,8 +233,8 @@ async function listen(
   // What is not yet answered.
   const pending = new WeakMap<Socket, ServerResponse>();
   const server = http.createServer(
-    // The bound of the real service's parser; a Host header is asked for above, in its words.
-    { maxHeaderSize: 16_384, requireHostHeader: false, keepAliveTimeout: 5000, requestTimeout: 60_000 },
+    // A Host header is asked for above, in the real service's words.
+    { maxHeaderSize: MAX_HEAD_BYTES, requireHostHeader: false, keepAliveTimeout: 5000, requestTimeout: 60_000 },
     (request, response) => {
       pending.set(request.socket, response);
       response.once('close', () => pending.delete(request.socket));

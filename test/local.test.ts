@@ -519,11 +519,11 @@ describe('limits', () => {
 
   it('let a read see the newest mebibyte of a room, and the old release look no deeper for a nonce', async () => {
     for (const profile of ['0.7', 'modern'] as const) {
-      const { get } = world({ ...FREE, duplicateWindowMs: 0 }, profile);
+      const { get, post } = world({ ...FREE, duplicateWindowMs: 0 }, profile);
       const url = alice.say('p-x', 1, 'first');
       await get(url);
-      const say = `/r/p-x/say/ann/${'𝔸'.repeat(4096)}?format=json`;
-      for (let i = 0; i < 64; i++) await get(say, { method: 'HEAD' });
+      const text = '𝔸'.repeat(4096);
+      for (let i = 0; i < 64; i++) await post('/r/p-x?format=json', { from: 'ann', text });
       // 16,384 bytes of text and the record around it.
       expect((await get('/r/p-x?since=0&limit=200&format=json')).json).toMatchObject({ count: 63, last_seq: 65 });
       expect((await get(url)).status).toBe(profile === '0.7' ? 200 : 400);
@@ -685,6 +685,15 @@ describe('fetch', () => {
     await expect(fetch('http://local/r/x/', { redirect: 'error' })).rejects.toThrow(TypeError);
     const post = { method: 'POST', body: '{"from":"ann","text":"hi"}' };
     expect((await fetch('http://local/r/x/', post)).status).toBe(200);
+  });
+
+  it('refuses a URL that is too long for a request line', async () => {
+    const { get } = world();
+    expect((await get(`/r/x/say/ann/${'日'.repeat(1800)}`)).status).toBe(200);
+    expect(await get(`/r/x/say/ann/${'日'.repeat(1830)}`)).toMatchObject({
+      status: 400,
+      text: 'Invalid HTTP request received.',
+    });
   });
 
   it('loses what a URL parser loses', async () => {

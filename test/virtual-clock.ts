@@ -37,8 +37,9 @@ export class VirtualClock implements Clock {
     });
   }
 
-  /** Lets `ms` pass, sleeper by sleeper; what each sets off is done before the next. */
+  /** Lets `ms` pass, sleeper by sleeper, once all that is under way is done; so is what each of them sets off. */
   async advance(ms: number): Promise<void> {
+    await settled();
     const end = this.#now + ms;
     for (;;) {
       this.#timers.sort((a, b) => a.at - b.at);
