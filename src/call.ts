@@ -55,7 +55,6 @@ interface Waiting {
 
 /** All conversations whose answers come through one channel. */
 class Inbox implements Listener {
-  readonly nudges = true;
   /** In the ids that we mint: unlike that of any other client, also of an earlier run. */
   readonly tag: string;
   readonly #t: Transport;

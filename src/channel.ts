@@ -104,7 +104,7 @@ export function mailboxes(
     self: key.did,
     async listen(listener, signal) {
       await openMailbox(t, replyTo, key, signal);
-      return feed.listen(listener, signal);
+      return feed.listen(listener, { signal, nudged: latency === 'fast' });
     },
     async send(text, o = {}) {
       const sent = await saySigned(t, key, to, text, o.signal, o.deadline);

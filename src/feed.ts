@@ -37,8 +37,6 @@ export interface Listener {
   busy?(): number;
   /** Whether messages come unasked, so that a second read, half a step after the first, halves the wait for them. */
   readonly stagger?: boolean;
-  /** Whether messages come after writes that {@link Feed.nudge} tells of, so that it is better to look then than to park. */
-  readonly nudges?: boolean;
 }
 
 const SIGS = {};
@@ -73,11 +71,21 @@ const MAX_PAUSE_MS = 25;
 /** A warm cursor older than this is not worth the backlog, ms. */
 const WARM_MS = 30_000;
 
+/** How to listen to a feed. */
+export interface Listening {
+  signal?: AbortSignal | undefined;
+  /** Where to begin, if the loop does not run yet; default: what comes from now on. */
+  from?: Place | undefined;
+  /** Whether messages come after writes that {@link Feed.nudge} tells of, so that it is better to look then than to park. */
+  nudged?: boolean;
+}
+
 /** One room as all its listeners read it. */
 export class Feed {
   readonly #t: Transport;
   readonly #cursor: RoomCursor;
-  readonly #listeners = new Set<Listener>();
+  /** Listeners, and whether they are {@link Listening.nudged}. */
+  readonly #listeners = new Map<Listener, boolean>();
   #loop: AbortController | undefined;
   #starting: Promise<void> | undefined;
   #place: Place | undefined;
@@ -109,9 +117,9 @@ export class Feed {
     return this.#cursor.epoch;
   }
 
-  /** @param from where to begin, if the loop does not run yet; default: what comes from now on */
-  async listen(listener: Listener, signal?: AbortSignal, from?: Place): Promise<() => void> {
-    this.#listeners.add(listener);
+  /** Resolves once no later message can be missed; what it returns ends the listening. */
+  async listen(listener: Listener, { signal, from, nudged = false }: Listening = {}): Promise<() => void> {
+    this.#listeners.set(listener, nudged);
     const leave = (): void => {
       if (!this.#listeners.delete(listener) || this.#listeners.size > 0) return;
       this.#loop?.abort();
@@ -157,7 +165,7 @@ export class Feed {
 
   #busy(): number {
     let busy = 0;
-    for (const listener of this.#listeners) busy += listener.busy?.() ?? 0;
+    for (const listener of this.#listeners.keys()) busy += listener.busy?.() ?? 0;
     return busy;
   }
 
@@ -201,7 +209,7 @@ export class Feed {
       loop.abort();
       this.#loop = undefined;
       this.#idleSince = this.#t.clock.now();
-      const left = [...this.#listeners];
+      const left = [...this.#listeners.keys()];
       this.#listeners.clear();
       for (const listener of left) listener.end(cause);
     }
@@ -210,7 +218,7 @@ export class Feed {
   /** Waits with parking while a look is due sooner. */
   async #hold(signal: AbortSignal): Promise<void> {
     const { clock } = this.#t;
-    if (!rhythmOf(this.#t).coarse || ![...this.#listeners].every((listener) => listener.nudges)) return;
+    if (!rhythmOf(this.#t).coarse || ![...this.#listeners.values()].every((nudged) => nudged)) return;
     for (;;) {
       const ms = Math.min(this.#holdUntil - clock.now(), EXPECT_MS);
       if (ms <= 0) return;
@@ -229,7 +237,7 @@ export class Feed {
       rhythmOf(this.#t).coarse &&
       this.#t.clock.now() >= this.#noStaggerUntil &&
       this.#affords(STAGGER_SHARE) &&
-      [...this.#listeners].some((listener) => listener.stagger)
+      [...this.#listeners.keys()].some((listener) => listener.stagger)
     );
   }
 
@@ -260,7 +268,9 @@ export class Feed {
       signal.throwIfAborted();
       const batch = await this.#cursor.take(view, signal);
       if (batch) this.#deliver(batch);
-      return batch ? { value: true } : view.waitHeld === undefined ? {} : { held: view.waitHeld };
+      // What another read of ours brought first was no early answer.
+      if (batch || view.messages.length > 0) return { value: true };
+      return view.waitHeld === undefined ? {} : { held: view.waitHeld };
     });
     this.#taking = taken.catch(() => {});
     return taken;
@@ -273,7 +283,7 @@ export class Feed {
       const { seq, text, nonce } = m;
       return nonce === undefined ? { from, text, room, seq } : { from, text, room, seq, nonce };
     });
-    for (const listener of [...this.#listeners]) {
+    for (const listener of [...this.#listeners.keys()]) {
       for (const m of incoming) listener.message(m);
       if (gap) listener.gap(gap);
     }

@@ -119,7 +119,7 @@ export async function connectSealed(
       gap: () => {},
       end: onEnd,
     };
-    leave = await feedOf(t, room).listen(listener, signal);
+    leave = await feedOf(t, room).listen(listener, { signal });
     await sayHello(seal, did, { begun, answered: NONE }, { signal, deadline });
     await saySigned(t, signer, mailbox, offer, signal, deadline);
     return new SealedLine(seal, did, sessionOf(await orAbort(answer, signal)));
@@ -184,7 +184,7 @@ export async function acceptSealed(
   let leave: (() => void) | undefined;
   try {
     await openMailbox(t, mailbox, signer, o.signal);
-    leave = await feedOf(t, mailbox).listen(acceptor, o.signal);
+    leave = await feedOf(t, mailbox).listen(acceptor, { signal: o.signal });
     o.onReady?.();
     await orAbort(acceptor.ended, o.signal);
   } catch (cause) {

@@ -158,7 +158,7 @@ export class SealedLine implements SealedChannel {
     if (this.#session === NONE) await orAbort((this.#history ??= this.#readHistory()), signal);
     for (const m of this.#backlog?.splice(0) ?? []) listener.message(m);
     this.#backlog = undefined;
-    const listening = this.#feed.listen(this.#through(listener), signal);
+    const listening = this.#feed.listen(this.#through(listener), { signal });
     this.#release?.();
     this.#release = undefined;
     return listening;
@@ -175,7 +175,7 @@ export class SealedLine implements SealedChannel {
       gap: () => {},
       end: () => {},
     };
-    this.#release = await this.#feed.listen(this.#through(keep), undefined, from);
+    this.#release = await this.#feed.listen(this.#through(keep), { from });
   }
 
   /** Stops keeping, if nobody ever listened. */

@@ -176,7 +176,7 @@ class Server implements Listener {
     const from = await cursor?.load(this.#room);
     await openMailbox(this.#t, this.#room, this.#signer, signal);
     const feed = feedOf(this.#t, this.#room);
-    const leave = await feed.listen(this, signal, from);
+    const leave = await feed.listen(this, { signal, from });
     try {
       // From now on no request is lost, whenever we die.
       if (!from && feed.place) await cursor?.save(this.#room, feed.place);
