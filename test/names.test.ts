@@ -277,7 +277,7 @@ describe('verify', () => {
     for (const a of values) for (const b of values) for (const c of values) if (verify(a, b, c)) good++;
     expect(good).toBe(1);
     // Base58 takes quadratic time: the length comes first.
-    expect(verify(did + 'z'.repeat(3_000_000), sig, 'x')).toBe(false);
+    expect(verify(did + 'z'.repeat(1_000_000), sig, 'x')).toBe(false);
     expect(verify(did, '\ud800'.repeat(86), 'x')).toBe(false);
     expect(verify(did, sig, `${'1'.repeat(1_000_000)}|${' '.repeat(1_000_000)}`)).toBe(false);
   });
