@@ -25,6 +25,7 @@ import { feedOf } from './feed.ts';
 import { decode, encodeLong, isObject, type Json, MAX_TEXT } from './frames.ts';
 import { type Options, type Transport, transportOf } from './http.ts';
 import { type Admission, type Ledger, memoryLedger, type Verdict } from './ledger.ts';
+import { Outbox } from './outbox.ts';
 import { type ReplyLimits, ReplyRooms } from './replies.ts';
 import { type CursorStore, saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
@@ -103,6 +104,7 @@ class Server implements Listener {
   readonly #ledger: Ledger;
   readonly #replies: ReplyRooms;
   readonly #workers: Workers;
+  readonly #outbox: Outbox;
   /** What is under way, so that draining can wait for it. */
   readonly #tasks = new Set<Promise<unknown>>();
   /** Tasks of each message that is still worked on, in the order of the room. */
@@ -135,6 +137,7 @@ class Server implements Listener {
     });
     this.#ledger = o.ledger ?? memoryLedger();
     this.#replies = new ReplyRooms(t, this.#room, o.replyLimits);
+    this.#outbox = new Outbox(t, (room, text) => saySigned(t, signer, room, text));
     this.#workers = new Workers(o.concurrency ?? 16, o.queue ?? 1024);
   }
 
@@ -377,11 +380,18 @@ class Server implements Listener {
           rpcError(id, INVALID_REQUEST, 'Invalid Request: this id stands for another request of yours'),
         );
       case 'full':
-        return encodeLong(rpcError(id, BUSY, 'Busy', { retryAfterMs: verdict.retryAfterMs }));
+        return this.#refusal(m, encodeLong(rpcError(id, BUSY, 'Busy', { retryAfterMs: verdict.retryAfterMs })));
       default:
         this.#t.onEvent({ kind: 'skipped', room: m.room, seq: m.seq, from: m.from, reason: verdict.kind });
         return undefined;
     }
+  }
+
+  /** A refusal costs a write like any answer: a key that floods gets only some. */
+  #refusal(m: Incoming, text: string): string | undefined {
+    if (this.#outbox.waitingFor(m.from) < MAX_REFUSALS) return text;
+    this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason: 'too much waits for this key' });
+    return undefined;
   }
 
   /** Runs a handler within its bounds and keeps what it answered. */
@@ -393,7 +403,7 @@ class Server implements Listener {
     const release = open ? () => {} : await this.#workers.enter(m.from);
     if (!release) {
       await this.#ledger.forget(m.from, key);
-      return encodeLong(rpcError(id, BUSY, 'Busy', { retryAfterMs: 1000 }));
+      return this.#refusal(m, encodeLong(rpcError(id, BUSY, 'Busy', { retryAfterMs: 1000 })));
     }
     const stop = new AbortController();
     const timer = new AbortController();
@@ -448,7 +458,7 @@ class Server implements Listener {
     const admitted = this.#replies.admits(m.from, room);
     admitted.catch(() => {});
     return async (text) => {
-      if (await admitted) await saySigned(this.#t, this.#signer, room, text);
+      if (await admitted) await this.#outbox.send(m.from, room, text);
       else this.#t.onEvent({ kind: 'refused', room, from: m.from, reason: 'the key was never seen in its reply room' });
     };
   }
@@ -489,6 +499,8 @@ class Server implements Listener {
   }
 }
 
+/** Answers of one key that may wait before its refusals are left out. */
+const MAX_REFUSALS = 16;
 /** Messages of one key that wait to be admitted. */
 const MAX_LANE = 1024;
 
