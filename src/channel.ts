@@ -31,7 +31,10 @@ export interface Sent {
 export interface Channel {
   /** Name of what it runs through, for contexts and errors. */
   readonly room: string;
-  /** Our own identity on it: messages from it are echoes. */
+  /**
+   * Our own identity, where what we send comes back to us as an echo; else `''`, and then one identity may speak with itself,
+   * as two programs with one key do.
+   */
   readonly self: string;
   /**
    * Begins to listen; resolves once no later message can be missed.
@@ -101,7 +104,7 @@ export function mailboxes(
   const feed = feedOf(t, checkMailbox(replyTo));
   return {
     room: to,
-    self: key.did,
+    self: '',
     async listen(listener, signal) {
       await openMailbox(t, replyTo, key, signal);
       return feed.listen(listener, { signal, nudged: latency === 'fast' });

@@ -124,7 +124,7 @@ class Server implements Listener {
     this.#service = { base, fetch, clock };
     this.#channel = isChannel(mailbox) ? mailbox : undefined;
     this.#room = this.#channel?.room ?? checkMailbox(mailbox as string);
-    this.#self = this.#channel?.self ?? signer.did;
+    this.#self = this.#channel?.self ?? '';
     const { methods, tools, serverInfo, instructions, layer } = o;
     this.#dispatcher = createDispatcher({
       methods,
@@ -210,7 +210,7 @@ class Server implements Listener {
   }
 
   message(m: Incoming): void {
-    if (m.from === this.#self) return;
+    if (m.from !== '' && m.from === this.#self) return;
     const frame = decode(m.text);
     if (!frame || m.from === '') {
       this.#t.onEvent({ kind: 'skipped', room: m.room, seq: m.seq, reason: frame ? 'not signed' : 'not a frame' });
