@@ -198,7 +198,7 @@ export class Invite {
     // Without a scheme, three slashes begin a path, and a colon before the first slash is a scheme gone wrong.
     const [, scheme, rest = ''] = /^(?:([a-z][a-z\d+\-.]*):)?([^?]*)/i.exec(before)!;
     if (/[\0-\x1f\x7f]/.test(before) || (!scheme && /^[^/]*:/.test(rest))) throw syntax('the beginning');
-    const split = scheme || !rest.startsWith('///') ? /^\/\/([^/]*)(.*)$/.exec(rest) : null;
+    const split = scheme || !rest.startsWith('///') ? /^\/\/([^/]*)(.*)$/s.exec(rest) : null;
     const relay = hostOf(split?.[1] ?? '');
     if (relay === undefined) throw syntax('the host');
     const path = unescaped(split?.[2] ?? rest, syntax('the path'));

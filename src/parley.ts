@@ -5,6 +5,8 @@
  * @module
  */
 import { concat, equalBytes, fromBase64url, fromUtf8, toBase64url, toHex, utf8 } from './bytes.ts';
+import type { Channel, Incoming, Listener } from './channel.ts';
+import { randomFloat } from './clock.ts';
 import { sha256 } from './crypto.ts';
 import {
   BadInvite,
@@ -13,10 +15,12 @@ import {
   CapacityReached,
   DecryptError,
   FrameTooLong,
+  RingGap,
   SessionClosed,
   TechnocoreError,
 } from './errors.ts';
-import { type Transport as Http, type Options, poll, transportOf } from './http.ts';
+import { decode, isObject } from './frames.ts';
+import { type Transport as Http, type Options, orAbort, poll, transportOf } from './http.ts';
 import { createTransport, Handshake, type Transport, type TransportKeys } from './noise.ts';
 import {
   fingerprint,
@@ -29,7 +33,6 @@ import {
   type PublicKey,
   type Received,
   Secret,
-  sized,
   unmarshalHandshakePayload,
   unmarshalMessage,
 } from './parley-invite.ts';
@@ -88,7 +91,7 @@ export interface SessionOptions extends Options {
   host?: string;
 }
 
-/** Most texts that wait for a handshake. */
+/** Most texts that wait: for the handshake, for a listener, and for a poll while somebody listens. */
 const MAX_QUEUE = 1024;
 /** Most unreadable frames that are remembered, so as to be reported once. */
 const MAX_JUNK = 256;
@@ -99,90 +102,115 @@ const MAX_PAYLOAD = 65_535;
 /** Pause after a read that was answered early with nothing new, ms: first, and at most. */
 const PAUSE_MS = [100, 5000] as const;
 
+const GREETING: Uint8Array = /* @__PURE__ */ marshalHandshakePayload({ capabilities: {} });
+
+/** All that a session knows and a process cannot find out again: what `save` writes. */
+interface Saved {
+  version: 1;
+  /** The own public key. */
+  self: PublicKey;
+  state: State;
+  /** Why it is closed. */
+  why: string;
+  topic: string;
+  present: boolean;
+  /** Somebody has the other seat. A seat cannot be given up. */
+  joined: boolean;
+  initiator: boolean;
+  seat?: Membership;
+  /** Until the keys are there. */
+  secret?: Uint8Array | undefined;
+  /** Private, the handshake's; fixed when the state is saved, so that each copy of it ends up with the same keys. */
+  ephemeral?: Uint8Array | undefined;
+  keys?: TransportKeys;
+  peer?: PublicKey;
+  /** The last seq that was spent, and the last one that came and was authentic. */
+  seq: bigint;
+  floor: bigint;
+  /** To be sealed; sealed and to be posted; sealed and not posted, its sender told. */
+  queue: Message[];
+  outbox: Frame[];
+  failed?: { text: string; frame: Frame } | undefined;
+  /** Our handshake message, until something shows that it arrived. */
+  hello?: Frame | undefined;
+  /** Read and not yet handed out: talk, and JSON-RPC frames that nobody listens to yet. */
+  inbox: Received[];
+  frames: Incoming[];
+}
+
+// Bytes and 64-bit numbers in JSON.
+const pack = (_: string, value: unknown): unknown =>
+  value instanceof Uint8Array ? { b: toBase64url(value) } : typeof value === 'bigint' ? { n: `${value}` } : value;
+const unpack = (_: string, value: any): unknown =>
+  typeof value?.b === 'string' ? fromBase64url(value.b) : typeof value?.n === 'string' ? BigInt(value.n) : value;
+
 // One thing after the other, in the order of the calls. Waiting for one's turn can be given up.
 class Turns {
   #last: Promise<unknown> = Promise.resolve();
 
   take<T>(run: () => Promise<T>, signal?: AbortSignal): Promise<T> {
-    const before = this.#last;
-    const mine = abortable(before, signal).then(run);
-    this.#last = Promise.allSettled([before, mine]);
+    const mine = orAbort(this.#last, signal).then(run);
+    this.#last = Promise.allSettled([this.#last, mine]);
     return mine;
   }
 }
 
-function abortable(promise: Promise<unknown>, signal?: AbortSignal): Promise<unknown> {
-  if (!signal) return promise;
-  return new Promise((resolve, reject) => {
-    const onAbort = (): void => reject(signal.reason);
-    if (signal.aborted) return onAbort();
-    signal.addEventListener('abort', onAbort, { once: true });
-    promise.then(resolve, reject).finally(() => signal.removeEventListener('abort', onAbort));
-  });
-}
-
 /**
- * One end of one channel, for one conversation. `send` and `peer` never wait behind a `poll`.
+ * One end of one channel, for one conversation. `send` and `peer` never wait behind a `poll`. A session is also a
+ * {@link Channel}: JSON-RPC frames go to whoever listens (`serve`, `call`), or wait for him; `poll` has everything else.
  *
  * A seq is spent when something is sealed under it, and only those very bytes are ever sent again: the key stream is
  * used once whatever the relay does. The cursor moves on frames that authenticate, so junk cannot make a channel deaf.
  */
-export class Session {
+export class Session implements Channel {
+  /** Nothing of our own ever comes back. */
+  readonly self = '';
   readonly #identity: Identity;
   readonly #relay: Relay;
   readonly #o: SessionOptions;
   readonly #http: Http;
+  /** Sends, polls and reads each take turns. */
   readonly #posts = new Turns();
   readonly #polls = new Turns();
-  #state: State = 'none';
-  #why = '';
-  #topic = '';
-  #present = false;
-  /** Somebody has the other seat. A seat cannot be given up. */
-  #joined = false;
-  #initiator = false;
-  #membership: Membership | undefined;
-  /** Until the keys are there. */
-  #secret: Secret | undefined;
+  readonly #reads = new Turns();
+  #s: Saved;
   #handshake: Handshake | undefined;
-  /** Fixed when the state is saved, so that each copy of it ends up with the same keys. */
-  #ephemeral: Uint8Array | undefined;
-  #keys: TransportKeys | undefined;
   #transport: Transport | undefined;
-  #peerKey: PublicKey | undefined;
-  /** The last seq that was spent, and the last one that came and was authentic. */
-  #seq = 0n;
-  #floor = 0n;
+  /** The first error to be raised when nothing is left to hand out. */
+  #problem: unknown;
   /** A resumed session does not know what other copies of its state have sealed. */
   #resumed = false;
-  #confirmed = false;
-  /** To be sealed; sealed and to be posted; sealed, not posted, its sender told. */
-  #queue: Message[] = [];
-  #outbox: Frame[] = [];
-  #failed: { text: string; frame: Frame } | undefined;
-  #hello: Frame | undefined;
   #helloAt = 0;
   #helloMs = HELLO_MS;
-  /** Read and not yet handed out; and the error to be raised when nothing is left to hand out. */
-  #inbox: Received[] = [];
-  #problem: unknown;
-  readonly #junk = new Set<string>();
   #idle = 0;
-  /** Ends the poll under way once this end has closed and nobody is left to be told. */
-  #end = new AbortController();
+  #count = 0;
+  readonly #junk = new Set<string>();
+  readonly #listeners = new Set<Listener>();
+  #pumping = false;
+  /** Wakes whoever reads or waits. */
+  #bell = new AbortController();
 
   constructor(identity: Identity, relay: Relay, o: SessionOptions = {}) {
     this.#identity = identity;
     this.#relay = relay;
     this.#o = o;
     this.#http = transportOf(o);
+    const self = identity.publicKey;
+    const no = { present: false, joined: false, initiator: false };
+    const none = { queue: [], outbox: [], inbox: [], frames: [] };
+    this.#s = { version: 1, self, state: 'none', why: '', topic: '', ...no, seq: 0n, floor: 0n, ...none };
   }
 
   /** As of the last call. Asks nobody. */
   get peer(): Peer {
-    const id = this.#peerKey && sha256(this.#peerKey);
-    const peer = { topic: this.#topic, state: this.#state, present: this.#present };
-    return id ? { id, fingerprint: fingerprint(id), ...peer } : { fingerprint: '', ...peer };
+    const { peer, topic, state, present } = this.#s;
+    const id = peer && sha256(peer);
+    return { ...(id && { id }), fingerprint: id ? fingerprint(id) : '', topic, state, present };
+  }
+
+  /** The channel, as a relay names it. */
+  get room(): string {
+    return this.#s.seat ? toBase64url(this.#s.seat.channel) : '';
   }
 
   /**
@@ -202,9 +230,9 @@ export class Session {
       const channel = this.#http.random(16);
       const secret = Secret.from(this.#http.random(32));
       const relay = this.#o.host ?? this.#relay.host ?? '';
-      const invite = new Invite({ relay, channel, key: this.#identity.publicKey, secret });
+      const invite = new Invite({ relay, channel, key: this.#s.self, secret });
       this.#seated(await this.#relay.open(channel, secret.joinToken(), { signal }), secret);
-      this.#topic = topic;
+      this.#s.topic = topic;
       return invite;
     }, signal);
   }
@@ -223,8 +251,8 @@ export class Session {
     const signal = this.#signal(o);
     return this.#posts.take(async () => {
       const { channel, key, secret, relay } = typeof invite === 'string' ? Invite.parse(invite) : invite;
-      if (this.#initiator && equalBytes(channel, this.#membership!.channel)) {
-        if (!this.#outbox.length) throw refused('full');
+      if (this.#s.initiator && equalBytes(channel, this.#s.seat!.channel)) {
+        if (!this.#s.outbox.length) throw refused('full');
       } else {
         this.#unused();
         try {
@@ -244,24 +272,28 @@ export class Session {
   /**
    * Says something. Before the handshake it is queued and goes out right after it.
    *
+   * @returns the seq, 0 while it is queued
    * @throws SessionClosed
    * @throws CapacityReached 1,024 texts are queued
    * @throws Unavailable, RelayRefused it may have arrived; said again in the same words, it arrives once
    */
-  async send(text: string, o: Abortable = {}): Promise<void> {
-    if (this.#state === 'closed') throw new SessionClosed(this.#why);
+  async send(text: string, o: Abortable = {}): Promise<{ seq: number }> {
+    const { queue, state } = this.#s;
+    if (state === 'closed') throw new SessionClosed(this.#s.why);
     const message: Message = { kind: 'say', text };
     if (!this.#transport) {
-      if (this.#queue.length >= MAX_QUEUE) throw new CapacityReached(`${MAX_QUEUE} messages wait for the handshake`);
-      this.#queue.push(message);
-      return;
+      if (queue.length >= MAX_QUEUE) throw new CapacityReached(`${MAX_QUEUE} messages wait for the handshake`);
+      queue.push(message);
+      return { seq: 0 };
     }
     const signal = this.#signal(o);
-    await this.#posts.take(async () => {
+    return this.#posts.take(async () => {
       await this.#flush(signal);
-      if (this.#failed?.text !== text) this.#failed = { text, frame: this.#seal(message) };
-      await this.#post(this.#failed.frame, signal);
-      this.#failed = undefined;
+      if (this.#s.failed?.text !== text) this.#s.failed = { text, frame: this.#seal(message) };
+      const { frame } = this.#s.failed!;
+      await this.#post(frame, signal);
+      this.#s.failed = undefined;
+      return { seq: Number(frame.seq) };
     }, signal);
   }
 
@@ -274,25 +306,22 @@ export class Session {
    */
   poll(waitMs: number = 0, o: Abortable = {}): Promise<Received[]> {
     const signal = this.#signal(o);
+    const { clock } = this.#http;
     return this.#polls.take(async () => {
-      if (!this.#membership) throw refused('no-channel', ': open or join first');
-      const deadline = this.#http.clock.now() + waitMs;
-      if (this.#problem === undefined && !this.#inbox.length) {
-        try {
-          await this.#gather(this.#membership, deadline, signal);
-        } catch (cause) {
-          this.#problem ??= cause;
-        }
+      const { inbox } = this.#s;
+      const deadline = clock.now() + waitMs;
+      // While somebody listens, his loop reads, and what is for us is waited for.
+      for (let left = waitMs; this.#listeners.size && !inbox.length && left > 0; left = deadline - clock.now()) {
+        await clock.sleep(left, this.#or(signal)).catch(() => signal?.throwIfAborted());
       }
+      if (!this.#listeners.size && !inbox.length && this.#problem === undefined) {
+        await this.#gather(deadline, signal).catch((cause) => (this.#problem ??= cause));
+      }
+      // Who gave up does not want to hear of it at the next poll.
       const problem = this.#problem;
-      if (this.#inbox.length) {
-        // Who gave up does not want to hear of it at the next poll.
-        if (signal?.aborted) this.#problem = undefined;
-        return this.#inbox.splice(0);
-      }
-      this.#problem = undefined;
-      if (problem !== undefined) throw problem;
-      return [];
+      if (!inbox.length || signal?.aborted) this.#problem = undefined;
+      if (!inbox.length && problem !== undefined) throw problem;
+      return inbox.splice(0);
     }, signal);
   }
 
@@ -304,18 +333,28 @@ export class Session {
   async *messages(o: Abortable = {}): AsyncGenerator<Received> {
     const signal = this.#signal(o);
     const step = async (waitMs: number): Promise<{ value?: Received[] }> => {
-      try {
-        const value = await this.poll(this.#over() ? 0 : waitMs, o);
-        return value.length || this.#over() ? { value } : {};
-      } catch (cause) {
-        if (!(TechnocoreError.is(cause) && /^(?:handshake_failed|decrypt)$/.test(cause.code))) throw cause;
-        return {};
-      }
+      const value = await this.poll(this.#over() ? 0 : waitMs, o).catch(skip);
+      return value.length || this.#over() ? { value } : {};
     };
     for await (const received of poll(this.#http, step, { waitMs: MAX_WAIT_MS, ...(signal && { signal }) })) {
       yield* received;
       if (this.#over()) return;
     }
+  }
+
+  /**
+   * As a channel: hands JSON-RPC frames to the listener as they come, until the returned function is called.
+   *
+   * @throws RelayRefused `no-channel`: open or join first
+   */
+  async listen(listener: Listener): Promise<() => void> {
+    if (!this.#s.seat) throw refused('no-channel', ': open or join first');
+    this.#listeners.add(listener);
+    if (!this.#pumping) void this.#pump();
+    for (const frame of this.#s.frames.splice(0)) listener.message(frame);
+    return () => {
+      if (this.#listeners.delete(listener) && !this.#listeners.size) this.#ring();
+    };
   }
 
   /**
@@ -328,20 +367,22 @@ export class Session {
    */
   async close(outcome: string, o: Abortable = {}): Promise<void> {
     const signal = this.#signal(o);
-    const state = this.#state;
+    const { state, queue } = this.#s;
     this.#shut('this end closed it');
-    if (state === 'none' && this.#queue.length) {
-      throw new SessionClosed(`${this.#queue.splice(0).length} queued messages had no channel to go to`);
+    if (state === 'none' && queue.length) {
+      throw new SessionClosed(`${queue.splice(0).length} queued messages had no channel to go to`);
     }
-    const last: Message[] = state === 'closed' || state === 'none' ? [] : [{ kind: 'close', text: outcome }];
-    if (!this.#transport) this.#queue.push(...last);
+    const enqueue = (): void => {
+      if (state === 'pending' || state === 'active') queue.push({ kind: 'close', text: outcome });
+    };
+    if (!this.#transport) enqueue();
     else {
       await this.#posts.take(() => {
-        this.#queue.push(...last);
+        enqueue();
         return this.#flush(signal);
       }, signal);
     }
-    if (this.#over()) this.#end.abort();
+    if (this.#over()) this.#ring();
   }
 
   /**
@@ -349,22 +390,8 @@ export class Session {
    * private key, and to be resumed once; resumed twice, no seq is used twice all the same.
    */
   save(): Uint8Array {
-    if (this.#secret) this.#ephemeral ??= this.#http.random(32);
-    const keys = [this.#secret?.bytes(), this.#ephemeral, this.#keys?.send, this.#keys?.receive, this.#peerKey];
-    const frames = [this.#hello, this.#failed?.frame, ...this.#outbox];
-    const saved: Saved = {
-      version: 1,
-      self: toBase64url(this.#identity.publicKey),
-      state: [this.#state, this.#why, this.#topic, this.#present, this.#joined, this.#initiator, this.#confirmed],
-      seat: this.#membership && [toBase64url(this.#membership.channel), this.#membership.token],
-      keys: keys.map((key) => key && toBase64url(key)),
-      seqs: [`${this.#seq}`, `${this.#floor}`],
-      frames: frames.map((f) => f && [`${f.seq}`, f.type, toBase64url(f.payload)]),
-      failed: this.#failed?.text,
-      queue: this.#queue,
-      inbox: this.#inbox.map(({ kind, text }) => ({ kind, text })),
-    };
-    return utf8(JSON.stringify(saved));
+    if (this.#s.secret) this.#s.ephemeral ??= this.#http.random(32);
+    return utf8(JSON.stringify(this.#s, pack));
   }
 
   /**
@@ -375,40 +402,16 @@ export class Session {
   static async resume(state: Uint8Array, identity: Identity, relay: Relay, o: SessionOptions = {}): Promise<Session> {
     const session = new Session(identity, relay, o);
     try {
-      session.#restore(JSON.parse(fromUtf8(state)!));
+      const saved: Saved = JSON.parse(fromUtf8(state)!, unpack);
+      if (saved.version !== 1 || !equalBytes(saved.self, session.#s.self)) throw new SyntaxError();
+      Object.assign(session.#s, saved);
+      session.#resumed = true;
+      if (saved.keys) session.#transport = createTransport(saved.keys);
+      else if (saved.seat) session.#shake(Secret.from(saved.secret!));
     } catch (cause) {
       throw new BadKey('not the saved state of a session of this identity', cause);
     }
     return session;
-  }
-
-  #restore(saved: Saved): void {
-    if (saved.version !== 1 || saved.self !== toBase64url(this.#identity.publicKey)) throw new SyntaxError();
-    const { state } = saved;
-    [this.#state, this.#why, this.#topic, this.#present, this.#joined, this.#initiator, this.#confirmed] = state;
-    const bytes = (text: string): Uint8Array => sized(fromBase64url(text)!, text.length === 22 ? 16 : 32, 'a key');
-    const [secret, ephemeral, send, receive, peerKey] = saved.keys.map((key) => (key ? bytes(key) : undefined));
-    this.#ephemeral = ephemeral;
-    this.#peerKey = peerKey;
-    [this.#seq, this.#floor] = [BigInt(saved.seqs[0]), BigInt(saved.seqs[1])];
-    this.#queue = saved.queue;
-    if (!saved.seat) return;
-    const channel = bytes(saved.seat[0]);
-    this.#membership = { channel, token: saved.seat[1] };
-    const [hello, failed, ...outbox] = saved.frames.map(
-      (f) => f && { channel, seq: BigInt(f[0]), type: f[1], payload: fromBase64url(f[2])! },
-    );
-    this.#hello = hello ?? undefined;
-    if (failed) this.#failed = { text: saved.failed!, frame: failed };
-    this.#outbox = outbox as Frame[];
-    if (send && receive) this.#keyed({ send, receive });
-    else {
-      this.#secret = Secret.from(secret!);
-      this.#handshake = this.#shake();
-      if (this.#initiator) this.#handshake.write(GREETING);
-    }
-    this.#inbox = saved.inbox.map((m) => ({ ...m, from: sha256(peerKey!) }));
-    this.#resumed = true;
   }
 
   #signal(o: Abortable): AbortSignal | undefined {
@@ -416,77 +419,83 @@ export class Session {
     return signal && o.signal ? AbortSignal.any([signal, o.signal]) : (o.signal ?? signal);
   }
 
+  #or(signal: AbortSignal | undefined): AbortSignal {
+    const bell = this.#bell.signal;
+    return signal ? AbortSignal.any([signal, bell]) : bell;
+  }
+
+  #ring(): void {
+    const bell = this.#bell;
+    this.#bell = new AbortController();
+    bell.abort();
+  }
+
   #unused(): void {
-    if (this.#state === 'closed') throw new SessionClosed(this.#why);
-    if (this.#state !== 'none')
-      throw new BadState(this.#state, 'pending', 'the session has a channel: make another one');
+    const { state, why } = this.#s;
+    if (state === 'closed') throw new SessionClosed(why);
+    if (state !== 'none') throw new BadState(state, 'pending', 'the session has a channel: make another one');
   }
 
   #shut(why: string): void {
-    if (this.#state === 'closed') return;
-    this.#state = 'closed';
-    this.#why = why;
+    if (this.#s.state !== 'closed') Object.assign(this.#s, { state: 'closed', why });
   }
 
   // Closed, and nobody is left to be told.
   #over(): boolean {
-    if (this.#state !== 'closed') return false;
-    return this.#transport || this.#joined ? !this.#queue.length && !this.#outbox.length : true;
+    const { state, joined, queue, outbox } = this.#s;
+    return state === 'closed' && !(joined && (queue.length || outbox.length));
   }
 
-  #seated(membership: Membership, secret: Secret, key?: PublicKey): void {
-    if (this.#state === 'closed') throw new SessionClosed(this.#why);
-    this.#state = 'pending';
-    this.#membership = membership;
-    this.#secret = secret;
-    this.#peerKey = key;
-    this.#initiator = this.#joined = this.#present = key !== undefined;
-    if (key) this.#ephemeral = this.#http.random(32);
-    this.#handshake = this.#shake();
-    if (key) this.#greet(this.#handshake.write(GREETING));
+  #seated(seat: Membership, secret: Secret, peer?: PublicKey): void {
+    if (this.#s.state === 'closed') throw new SessionClosed(this.#s.why);
+    const initiator = peer !== undefined;
+    const roles = { initiator, joined: initiator, present: initiator };
+    Object.assign(this.#s, { state: 'pending', seat, secret: secret.bytes(), peer, ...roles });
+    if (initiator) this.#s.ephemeral = this.#http.random(32);
+    const message = this.#shake(secret);
+    if (message) this.#greet(message);
   }
 
-  #shake(): Handshake {
-    const prologue = concat(utf8('parley/1'), this.#membership!.channel);
-    const random = (n: number): Uint8Array => this.#ephemeral ?? this.#http.random(n);
-    const o = { identity: this.#identity, psk: this.#secret!.psk(), prologue, random };
-    return this.#initiator ? Handshake.initiator({ ...o, remote: this.#peerKey! }) : Handshake.responder(o);
+  // Begins the handshake; the initiator's message comes out of it.
+  #shake(secret: Secret): Uint8Array | undefined {
+    const { seat, peer, initiator } = this.#s;
+    const o = {
+      identity: this.#identity,
+      psk: secret.psk(),
+      prologue: concat(utf8('parley/1'), seat!.channel),
+      random: (n: number) => this.#s.ephemeral ?? this.#http.random(n),
+    };
+    this.#handshake = initiator ? Handshake.initiator({ ...o, remote: peer! }) : Handshake.responder(o);
+    return initiator ? this.#handshake.write(GREETING) : undefined;
   }
 
   // The handshake message is our first frame, also where a copy of the state sent it before.
   #greet(payload: Uint8Array): void {
-    this.#seq = 1n;
-    this.#hello = { channel: this.#membership!.channel, seq: 1n, type: 1, payload };
-    this.#outbox.unshift(this.#hello);
+    const hello = this.#frame(1n, 1, payload);
+    Object.assign(this.#s, { seq: 1n, hello });
+    this.#s.outbox.unshift(hello);
   }
 
-  #keyed(keys: TransportKeys): void {
-    this.#keys = keys;
-    this.#transport = createTransport(keys);
-    this.#handshake = this.#secret = this.#ephemeral = undefined;
+  #frame(seq: bigint, type: FrameType, payload: Uint8Array): Frame {
+    return { channel: this.#s.seat!.channel, seq, type, payload };
   }
 
   #seal(message: Message): Frame {
     const plain = marshalMessage(message);
-    let seq = this.#seq + 1n;
+    let seq = this.#s.seq + 1n;
     if (this.#resumed) {
       // The time, and 20 random bits: above whatever a copy of the state may have spent.
-      const [a = 0, b = 0, c = 0] = this.#http.random(3);
-      const fresh = (BigInt(this.#http.clock.now()) << 20n) | BigInt(((a & 15) << 16) | (b << 8) | c);
+      const fresh =
+        (BigInt(this.#http.clock.now()) << 20n) + BigInt(Math.floor(randomFloat(this.#http.random) * 2 ** 20));
       if (fresh > seq) seq = fresh;
       this.#resumed = false;
     }
-    this.#seq = seq;
-    return { channel: this.#membership!.channel, seq, type: 2, payload: this.#transport!.seal(seq, plain) };
+    this.#s.seq = seq;
+    return this.#frame(seq, 2, this.#transport!.seal(seq, plain));
   }
 
   async #post(frame: Frame, signal: AbortSignal | undefined): Promise<void> {
-    try {
-      await this.#relay.send(this.#membership!, frame, { signal });
-    } catch (cause) {
-      this.#forgotten(cause);
-      throw cause;
-    }
+    await this.#relay.send(this.#s.seat!, frame, { signal }).catch((cause) => this.#lost(cause));
     if (frame.type !== 1) return;
     this.#helloAt = this.#http.clock.now() + this.#helloMs;
     this.#helloMs *= 2;
@@ -494,73 +503,72 @@ export class Session {
 
   // The outbox, then the queue. Runs in the turn of whoever posts.
   async #flush(signal: AbortSignal | undefined): Promise<void> {
-    if (this.#transport) this.#outbox.push(...this.#queue.splice(0).map((message) => this.#seal(message)));
-    while (this.#outbox.length) {
-      try {
-        await this.#post(this.#outbox[0]!, signal);
-      } catch (cause) {
-        // What the relay will never take must not hold up the rest.
-        if (TechnocoreError.is(cause) && cause.code === 'http') this.#outbox.shift();
+    const { outbox, queue } = this.#s;
+    if (this.#transport) outbox.push(...queue.splice(0).map((message) => this.#seal(message)));
+    while (outbox.length) {
+      // What the relay will never take must not hold up the rest.
+      await this.#post(outbox[0]!, signal).catch((cause) => {
+        if (cause?.code === 'http') outbox.shift();
         throw cause;
-      }
-      this.#outbox.shift();
+      });
+      outbox.shift();
     }
   }
 
   // A relay that has forgotten a channel will not remember it.
-  #forgotten(cause: unknown): void {
-    if (!isForgotten(cause)) return;
-    this.#shut('the relay has forgotten the channel');
-    this.#queue = [];
-    this.#outbox = [];
+  #lost(cause: unknown): never {
+    if (isForgotten(cause)) {
+      this.#shut('the relay has forgotten the channel');
+      this.#s.queue.length = this.#s.outbox.length = 0;
+    }
+    throw cause;
   }
 
-  // One poll: into the inbox what came, into `problem` the first thing that went wrong.
-  async #gather(seat: Membership, deadline: number, signal: AbortSignal | undefined): Promise<void> {
-    const { clock } = this.#http;
-    const post = async (): Promise<void> => {
-      if (this.#outbox.length || (this.#transport && this.#queue.length)) {
+  // Reads until something came, into inbox and problem.
+  #gather(deadline: number, signal?: AbortSignal): Promise<void> {
+    return this.#reads.take(async () => {
+      const { seat, outbox, queue, inbox, hello } = this.#s;
+      const { clock } = this.#http;
+      if (!seat) throw refused('no-channel', ': open or join first');
+      const post = async (): Promise<void> => {
+        if (!outbox.length && !(this.#transport && queue.length)) return;
         await this.#posts.take(() => this.#flush(signal), signal).catch((cause) => (this.#problem ??= cause));
-      }
-    };
-    if (!this.#joined)
-      this.#joined = await this.#relay.members(seat, { signal }).then(
-        (n) => n > 1,
+      };
+      this.#s.joined ||= await this.#relay.members(seat, { signal }).then(
+        (members) => members > 1,
         () => false,
       );
-    this.#present = this.#joined || this.#state === 'closed';
-    if (this.#hello && !this.#confirmed && !this.#outbox.length && clock.now() >= this.#helloAt) {
-      this.#outbox.push(this.#hello);
-    }
-    await post();
-    const wasOver = this.#over();
-    this.#end = new AbortController();
-    const ended = this.#end.signal;
-    const either = wasOver || !signal ? (wasOver ? signal : ended) : AbortSignal.any([signal, ended]);
-    for (;;) {
-      const pause = Math.min(PAUSE_MS[0] * 2 ** (this.#idle - 1), PAUSE_MS[1], deadline - clock.now());
-      const start = clock.now();
-      let waitMs = 0;
-      let frames: Frame[];
-      try {
-        if (this.#idle && pause > 0) await clock.sleep(pause, either);
-        // With bad news to tell, nothing is waited for.
-        if (this.#problem === undefined) waitMs = Math.min(Math.max(deadline - clock.now(), 0), MAX_WAIT_MS);
-        frames = await this.#relay.recv(seat, this.#floor, waitMs, { signal: either });
-      } catch (cause) {
-        this.#forgotten(cause);
-        if (!wasOver && ended.aborted && !signal?.aborted) return;
-        throw cause;
-      }
-      const keyed = this.#take(frames);
+      this.#s.present = this.#s.joined || this.#s.state === 'closed';
+      if (hello && !outbox.length && clock.now() >= this.#helloAt) outbox.push(hello);
       await post();
-      const news = this.#inbox.length > 0;
-      // A relay that answers early with nothing new (old frames, junk, or because it does not hold) must not make us spin.
-      const early = frames.length > 0 || clock.now() - start < Math.min(waitMs, 1000) * 0.9;
-      this.#idle = early && !news && !keyed ? this.#idle + 1 : 0;
-      if (news || this.#problem !== undefined || (!wasOver && this.#over())) return;
-      if (!keyed && (frames.length || clock.now() >= deadline)) return;
-    }
+      const wasOver = this.#over();
+      const either = wasOver ? signal : this.#or(signal);
+      for (;;) {
+        const pause = Math.min(PAUSE_MS[0] * 2 ** (this.#idle - 1), PAUSE_MS[1], deadline - clock.now());
+        const start = clock.now();
+        let waitMs = 0;
+        let frames: Frame[];
+        try {
+          if (this.#idle && pause > 0) await clock.sleep(pause, either);
+          // With bad news to tell, nothing is waited for.
+          if (this.#problem === undefined) waitMs = Math.min(Math.max(deadline - clock.now(), 0), MAX_WAIT_MS);
+          frames = await this.#relay.recv(seat, this.#s.floor, waitMs, { signal: either });
+        } catch (cause) {
+          if (either !== signal && either?.aborted && !signal?.aborted) return;
+          return this.#lost(cause);
+        }
+        const { floor } = this.#s;
+        const keyed = this.#take(frames);
+        await post();
+        // A relay that answers early with nothing new (old frames, junk, or because it does not hold) must not make us
+        // spin.
+        const early = frames.length > 0 || clock.now() - start < Math.min(waitMs, 1000) * 0.9;
+        const news = this.#s.floor > floor;
+        this.#idle = early && !news ? this.#idle + 1 : 0;
+        if (inbox.length || this.#problem !== undefined || (!wasOver && this.#over())) return;
+        if (!keyed && (frames.length || clock.now() >= deadline)) return;
+      }
+    }, signal);
   }
 
   // True when the handshake was finished.
@@ -569,19 +577,19 @@ export class Session {
     for (const frame of frames) {
       const { seq, type, payload } = frame;
       // Data that overtook the handshake is read again after it.
-      if (seq <= this.#floor || (type === 2 && !this.#transport)) continue;
-      const name = this.#junk.size ? nameOf(frame) : '';
+      if (seq <= this.#s.floor || (type === 2 && !this.#transport)) continue;
+      const name = `${seq} ${type} ${this.#junk.size ? toHex(sha256(payload)) : ''}`;
       if (this.#junk.has(name)) continue;
       try {
         if (type === 2) this.#accept(seq, this.#transport!.open(seq, payload));
         else if (type === 1 && this.#handshake) {
           this.#finish(this.#handshake, payload);
-          this.#floor = seq;
+          this.#s.floor = seq;
           keyed = true;
         } else throw new DecryptError('layout', `frame ${seq} is of type ${type}, which was not expected`);
       } catch (cause) {
         if (this.#junk.size >= MAX_JUNK) continue;
-        this.#junk.add(name || nameOf(frame));
+        this.#junk.add(`${seq} ${type} ${toHex(sha256(payload))}`);
         this.#problem ??= cause;
         this.#http.onEvent({ kind: 'skipped', seq: `${seq}`, cause });
       }
@@ -590,42 +598,75 @@ export class Session {
   }
 
   #finish(handshake: Handshake, message: Uint8Array): void {
+    const s = this.#s;
     const payload = unmarshalHandshakePayload(handshake.read(message));
-    this.#peerKey = handshake.remote;
+    s.peer = handshake.remote!;
     // The topic is the opener's: a joiner cannot rename it.
-    if (this.#initiator) this.#topic = payload?.topic ?? '';
-    else this.#greet(handshake.write(marshalHandshakePayload({ topic: this.#topic, capabilities: {} })));
-    this.#confirmed = this.#initiator;
-    this.#keyed(handshake.keys());
-    this.#joined = this.#present = true;
-    if (this.#state === 'pending') this.#state = 'active';
+    if (s.initiator) Object.assign(s, { topic: payload?.topic ?? '', hello: undefined });
+    else this.#greet(handshake.write(marshalHandshakePayload({ topic: s.topic, capabilities: {} })));
+    s.keys = handshake.keys();
+    s.secret = s.ephemeral = this.#handshake = undefined;
+    s.joined = s.present = true;
+    this.#transport = createTransport(s.keys);
+    if (s.state === 'pending') s.state = 'active';
   }
 
   #accept(seq: bigint, plain: Uint8Array): void {
-    const expected = this.#floor + 1n;
-    if (seq > expected) this.#http.onEvent({ kind: 'gap', expected: `${expected}`, got: `${seq}` });
-    this.#floor = seq;
-    this.#confirmed = true;
-    const message = unmarshalMessage(plain);
-    this.#inbox.push({ ...message, from: sha256(this.#peerKey!) });
-    if (message.kind === 'close') this.#shut('the other end closed it');
+    const { floor, inbox, frames } = this.#s;
+    const { onEvent } = this.#http;
+    Object.assign(this.#s, { floor: seq, hello: undefined });
+    if (seq > floor + 1n) {
+      onEvent({ kind: 'gap', expected: `${floor + 1n}`, got: `${seq}` });
+      const gap = new RingGap(this.room, Number(floor + 1n), Number(seq), 'overflow');
+      for (const listener of this.#listeners) listener.gap(gap);
+    }
+    const { kind, text } = unmarshalMessage(plain);
+    const from = sha256(this.#s.peer!);
+    if (kind === 'close') this.#shut('the other end closed it');
+    if (kind === 'say' && isRpc(text)) {
+      const frame = { from: `parley:${toBase64url(from)}`, text, room: this.room, seq: ++this.#count, nonce: `${seq}` };
+      for (const listener of this.#listeners) listener.message(frame);
+      if (this.#listeners.size) return;
+      if (frames.length < MAX_QUEUE) return void frames.push(frame);
+    } else if (!this.#listeners.size || inbox.length < MAX_QUEUE) return void inbox.push({ kind, text, from });
+    onEvent({ kind: 'skipped', seq: `${seq}`, reason: 'nobody reads' });
+  }
+
+  // Reads for those who listen, until none does or the channel is closed.
+  async #pump(): Promise<void> {
+    const step = async (waitMs: number): Promise<{ value?: boolean }> => {
+      const { floor } = this.#s;
+      await this.#gather(this.#http.clock.now() + waitMs);
+      const problem = this.#problem;
+      this.#problem = undefined;
+      if (this.#s.inbox.length) this.#ring();
+      if (problem !== undefined) skip(problem);
+      const isDone = !this.#listeners.size || this.#over();
+      return isDone || this.#s.floor > floor ? { value: isDone } : {};
+    };
+    let cause: unknown;
+    this.#pumping = true;
+    try {
+      for await (const isDone of poll(this.#http, step, { waitMs: MAX_WAIT_MS })) if (isDone) break;
+      cause = new SessionClosed(this.#s.why);
+    } catch (e) {
+      cause = e;
+    }
+    this.#pumping = false;
+    for (const listener of this.#listeners) listener.end(cause);
+    this.#listeners.clear();
+    this.#ring();
   }
 }
 
-/** What {@link Session.save} writes. Keys: secret, ephemeral, send, receive, peer. Frames: handshake, failed, outbox. */
-interface Saved {
-  version: 1;
-  self: string;
-  state: [State, why: string, topic: string, present: boolean, joined: boolean, initiator: boolean, confirmed: boolean];
-  seat: [channel: string, token: string] | undefined;
-  keys: (string | null | undefined)[];
-  seqs: [seq: string, floor: string];
-  frames: ([seq: string, type: FrameType, payload: string] | null | undefined)[];
-  failed: string | undefined;
-  queue: Message[];
-  inbox: Message[];
+// A skipped frame is no reason to stop.
+function skip(cause: unknown): Received[] {
+  if (TechnocoreError.is(cause) && /^(?:handshake_failed|decrypt)$/.test(cause.code)) return [];
+  throw cause;
 }
 
-const GREETING: Uint8Array = /* @__PURE__ */ marshalHandshakePayload({ capabilities: {} });
-
-const nameOf = ({ seq, type, payload }: Frame): string => `${seq} ${type} ${toHex(sha256(payload))}`;
+function isRpc(text: string): boolean {
+  const frame = decode(text);
+  const first = Array.isArray(frame) ? frame[0] : frame;
+  return isObject(first) && first['jsonrpc'] === '2.0';
+}
