@@ -17,6 +17,7 @@ const blocks = [...(await readFile(join(root, 'README.md'), 'utf8')).matchAll(/`
 );
 let service: Listening;
 let folder: string;
+const running = new Set<() => void>();
 
 beforeAll(async () => {
   const limits = { readsPerMinute: 1e6, writesPerMinute: 1e6, newRoomsPerDay: 1e6 };
@@ -29,6 +30,7 @@ beforeAll(async () => {
 });
 
 afterAll(async () => {
+  for (const stop of running) stop();
   await service.close();
   await rm(folder, { recursive: true });
 });
@@ -38,9 +40,10 @@ function start(name: string, code: string): { stop(): void; done: Promise<string
   const env = { ...process.env, TECHNOCORE_URL: service.url, HOME: folder };
   let stop = (): void => {};
   const done = writeFile(file, code).then(async () => {
-    const running = run(process.execPath, [file], { env });
-    stop = () => void running.child.kill();
-    const { stdout, stderr } = await running;
+    const child = run(process.execPath, [file], { env });
+    stop = () => void child.child.kill();
+    running.add(stop);
+    const { stdout, stderr } = await child;
     return stdout + stderr;
   });
   return { stop: () => stop(), done };
