@@ -19,27 +19,29 @@ import { randomBytes, sha256 } from './crypto.ts';
 import { TechnocoreError, Unavailable } from './errors.ts';
 import { type Clock, randomFloat } from './http.ts';
 
-// What is used of Node; the library compiles without Node's types.
+// What is used of Node; the library compiles without Node's types. What touches names alone takes microseconds, less than
+// the way to a thread and back, and is done at once; what waits for the disk is not.
 interface Handle {
-  readFile(encoding: 'utf8'): Promise<string>;
   writeFile(text: string): Promise<void>;
-  stat(): Promise<{ mode: number }>;
   sync(): Promise<void>;
   close(): Promise<void>;
 }
 interface Fs {
   readonly constants: { O_RDONLY: number; O_NONBLOCK?: number };
-  readFileSync(path: string, encoding: 'latin1'): string;
+  openSync(path: string, flags: string | number, mode?: number): number;
+  closeSync(file: number): void;
+  fstatSync(file: number): { mode: number };
+  fsync(file: number, done: (error: unknown) => void): void;
+  writeFileSync(file: number, text: string): void;
+  readFileSync(file: number | string, encoding: 'utf8'): string;
   readlinkSync(path: string): string;
-  readonly promises: {
-    open(path: string, flags: string | number, mode?: number): Promise<Handle>;
-    link(from: string, to: string): Promise<void>;
-    rename(from: string, to: string): Promise<void>;
-    unlink(path: string): Promise<void>;
-    readdir(path: string): Promise<string[]>;
-    mkdir(path: string, options: { recursive: true; mode: number }): Promise<string | undefined>;
-    stat(path: string, options: { bigint: true }): Promise<{ ino: bigint }>;
-  };
+  readdirSync(path: string): string[];
+  statSync(path: string, options: { bigint: true }): { ino: bigint };
+  linkSync(from: string, to: string): void;
+  renameSync(from: string, to: string): void;
+  unlinkSync(path: string): void;
+  mkdirSync(path: string, options: { recursive: true; mode: number }): string | undefined;
+  readonly promises: { open(path: string, flags: string, mode: number): Promise<Handle> };
 }
 interface Path {
   resolve(...parts: string[]): string;
@@ -63,10 +65,10 @@ export function systemCode(e: unknown): string | undefined {
   return typeof code === 'string' ? code : undefined;
 }
 
-/** Resolves to undefined where `work` fails with one of the codes, else as `work` does. */
-async function unless<T>(codes: string[], work: Promise<T>): Promise<T | undefined> {
+/** Undefined where `work` fails with one of the codes, else what it gives. */
+async function unless<T>(codes: string[], work: () => T | Promise<T>): Promise<T | undefined> {
   try {
-    return await work;
+    return await work();
   } catch (e) {
     if (codes.includes(systemCode(e) ?? '')) return undefined;
     throw e;
@@ -133,13 +135,13 @@ export class Files {
         return '';
       }
     };
-    const machine = first(() => this.#fs.readFileSync('/etc/machine-id', 'latin1'));
+    const machine = first(() => this.#fs.readFileSync('/etc/machine-id', 'utf8'));
     const pid = String(process!.pid);
     this.#me = {
       pid,
       // A /proc of another pid namespace would speak of other processes.
       start: first(() => this.#fs.readlinkSync('/proc/self')) === pid ? (this.#running(pid)?.start ?? '') : '',
-      boot: first(() => this.#fs.readFileSync('/proc/sys/kernel/random/boot_id', 'latin1')).slice(0, 8),
+      boot: first(() => this.#fs.readFileSync('/proc/sys/kernel/random/boot_id', 'utf8')).slice(0, 8),
       space: first(() => this.#fs.readlinkSync('/proc/self/ns/pid')).replace(/\D/g, ''),
       host: toHex(sha256(utf8(`${this.os.hostname()}\n${machine}`))).slice(0, 8),
     };
@@ -152,22 +154,22 @@ export class Files {
     return this.#process.platform !== 'win32';
   }
 
-  /** The text of a regular file and its permission bits; undefined when there is none. */
+  /** The text of a file and its permission bits; undefined when there is none. */
   async read(path: string): Promise<{ text: string; mode: number } | undefined> {
     const { O_RDONLY, O_NONBLOCK = 0 } = this.#fs.constants;
     // Non-blocking, or a pipe in the file's place would hold us for ever.
-    const handle = await unless(['ENOENT'], this.#fs.promises.open(path, O_RDONLY | O_NONBLOCK));
-    if (handle === undefined) return undefined;
+    const file = await unless(['ENOENT'], () => this.#fs.openSync(path, O_RDONLY | O_NONBLOCK));
+    if (file === undefined) return undefined;
     try {
-      return { text: await handle.readFile('utf8'), mode: (await handle.stat()).mode & 0o777 };
+      return { text: this.#fs.readFileSync(file, 'utf8'), mode: this.#fs.fstatSync(file).mode & 0o777 };
     } finally {
-      await handle.close();
+      this.#fs.closeSync(file);
     }
   }
 
   /** Makes a directory and those above it, for the owner alone. */
   async makeDir(path: string): Promise<void> {
-    const first = await this.#fs.promises.mkdir(path, { recursive: true, mode: 0o700 });
+    const first = this.#fs.mkdirSync(path, { recursive: true, mode: 0o700 });
     if (first === undefined) return;
     // The name of each new directory stands in the one above it.
     for (let at = path; ; at = this.path.dirname(at)) {
@@ -179,26 +181,32 @@ export class Files {
   /** Makes sure that the names in a directory are on disk. */
   async syncDir(path: string): Promise<void> {
     if (!this.hasModes) return;
-    const handle = await this.#fs.promises.open(path, 'r');
+    const file = this.#fs.openSync(path, 'r');
     try {
       // Some network file systems refuse, and keep names at once anyway.
-      await unless(['EINVAL', 'ENOTSUP'], handle.sync());
+      await unless(['EINVAL', 'ENOTSUP'], () => this.#sync(file));
     } finally {
-      await handle.close();
+      this.#fs.closeSync(file);
     }
+  }
+
+  #sync(file: number): Promise<void> {
+    return new Promise((resolve, reject) => {
+      this.#fs.fsync(file, (error) => (error ? reject(error) : resolve()));
+    });
   }
 
   /** Puts a new text in the place of a file, for the owner alone to read: at any time the old or the new one is there, whole. */
   async replace(path: string, text: string): Promise<void> {
-    await this.#written(path, text, (temporary) => this.#fs.promises.rename(temporary, path));
+    await this.#written(path, text, (temporary) => this.#fs.renameSync(temporary, path));
   }
 
   /** Makes a file, for the owner alone to read. @returns false when there was one, which stays as it is. */
   async create(path: string, text: string): Promise<boolean> {
     let made = true;
-    await this.#written(path, text, async (temporary) => {
+    await this.#written(path, text, (temporary) => {
       try {
-        await this.#fs.promises.link(temporary, path);
+        this.#fs.linkSync(temporary, path);
       } catch (e) {
         if (systemCode(e) !== 'EEXIST') throw e;
         made = false;
@@ -228,17 +236,17 @@ export class Files {
     };
   }
 
-  async #written(path: string, text: string, place: (temporary: string) => Promise<void>): Promise<void> {
+  async #written(path: string, text: string, place: (temporary: string) => void): Promise<void> {
     const temporary = `${this.#name(path)}.tmp`;
     try {
-      const handle = await this.#fs.promises.open(temporary, 'wx', 0o600);
+      const file = this.#fs.openSync(temporary, 'wx', 0o600);
       try {
-        await handle.writeFile(text);
-        await handle.sync();
+        this.#fs.writeFileSync(file, text);
+        await this.#sync(file);
       } finally {
-        await handle.close();
+        this.#fs.closeSync(file);
       }
-      await place(temporary);
+      place(temporary);
     } finally {
       await this.#remove(temporary);
     }
@@ -246,7 +254,7 @@ export class Files {
   }
 
   async #remove(path: string): Promise<void> {
-    await unless(['ENOENT'], this.#fs.promises.unlink(path));
+    await unless(['ENOENT'], () => this.#fs.unlinkSync(path));
   }
 
   // --- owners ---------------------------------------------------------------------------------------------------
@@ -260,7 +268,7 @@ export class Files {
   /** What the system says of a process; undefined where it says nothing. */
   #running(pid: string): { start: string; ended: boolean } | undefined {
     try {
-      const stat = this.#fs.readFileSync(`/proc/${pid}/stat`, 'latin1');
+      const stat = this.#fs.readFileSync(`/proc/${pid}/stat`, 'utf8');
       // The second field is the program's name, in parentheses, and may hold anything.
       const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
       // A zombie's last thread is gone, so that no call it was in can still take effect; its parent may never look.
@@ -295,15 +303,15 @@ export class Files {
    * @throws the signal's reason when it aborts
    */
   async lock(path: string, clock: Clock, signal?: AbortSignal): Promise<() => Promise<void>> {
-    const { open, link } = this.#fs.promises;
+    const fs = this.#fs;
     const mine = this.#name(path);
     const deadline = clock.now() + PATIENCE_MS;
     try {
-      await (await open(mine, 'wx', 0o600)).close();
+      fs.closeSync(await fs.openSync(mine, 'wx', 0o600));
       for (let tries = 0; ; tries++) {
         signal?.throwIfAborted();
         try {
-          await link(mine, path);
+          await fs.linkSync(mine, path);
           break;
         } catch (e) {
           if (systemCode(e) !== 'EEXIST') throw e;
@@ -323,57 +331,54 @@ export class Files {
 
   async #release(path: string, mine: string): Promise<void> {
     try {
-      const held = await this.#inode(path);
-      if (held !== undefined && held === (await this.#inode(mine))) await this.#remove(path);
+      if (await this.#same(path, mine)) await this.#remove(path);
       await this.#remove(mine);
     } catch {
       // The disk fails. What was done under the lock is done; the next one who wants the lock is told.
     }
   }
 
-  async #inode(path: string): Promise<bigint | undefined> {
-    return (await unless(['ENOENT'], this.#fs.promises.stat(path, { bigint: true })))?.ino;
+  /** Whether two names are there and are one file. */
+  async #same(one: string, other: string): Promise<boolean> {
+    const inode = (path: string): Promise<bigint | undefined> =>
+      unless(['ENOENT'], async () => (await this.#fs.statSync(path, { bigint: true })).ino);
+    const first = await inode(one);
+    return first !== undefined && first === (await inode(other));
   }
 
   /** The files of a directory that name their owner, each with its path. */
   async #owned(dir: string): Promise<[string, Owned][]> {
-    return (await this.#fs.promises.readdir(dir)).flatMap((name): [string, Owned][] => {
+    return (await this.#fs.readdirSync(dir)).flatMap((name): [string, Owned][] => {
       const owned = OWNED.exec(name)?.groups as unknown as Owned | undefined;
       return owned ? [[this.path.resolve(dir, name), owned]] : [];
     });
   }
 
-  /** The entries of a lock. */
-  async #entries(path: string): Promise<[string, Owned][]> {
+  /** The entry of a lock that is held. */
+  async #holder(path: string): Promise<[string, Owned] | undefined> {
     const base = this.path.basename(path);
-    const owned = await this.#owned(this.path.dirname(path));
-    return owned.filter(([, entry]) => entry.base === base && !entry.temporary);
+    for (const [entry, owned] of await this.#owned(this.path.dirname(path))) {
+      if (owned.base === base && !owned.temporary && (await this.#same(entry, path))) return [entry, owned];
+    }
+    return undefined;
   }
 
-  /** Takes a lock over from a dead owner; removes what other dead processes left that waited for it. */
+  /** Takes a lock over if its owner is dead. `mine` may be there or not. */
   async #takeOver(path: string, mine: string): Promise<boolean> {
-    const dead = (await this.#entries(path)).filter(([, owner]) => this.#isDead(owner));
-    if (dead.length === 0) return false;
-    // Looked at after the deaths: what the dead hold now they hold until somebody renames their entry.
-    const held = await this.#inode(path);
-    let holding: string | undefined;
-    for (const [entry] of dead) {
-      if (held !== undefined && held === (await this.#inode(entry))) holding = entry;
-      else await this.#remove(entry);
-    }
-    if (holding === undefined) return false;
-    await unless(['ENOENT'], this.#fs.promises.rename(holding, mine));
-    return held === (await this.#inode(mine)) && held === (await this.#inode(path));
+    const [entry, owner] = (await this.#holder(path)) ?? [];
+    if (entry === undefined || !this.#isDead(owner!)) return false;
+    await unless(['ENOENT'], () => this.#fs.renameSync(entry, mine));
+    // Not so when somebody was quicker, or when it was released just before the death.
+    return this.#same(mine, path);
   }
 
   async #held(path: string): Promise<Unavailable> {
-    const held = await this.#inode(path);
-    let who = 'a program that left no name';
-    for (const [entry, owner] of await this.#entries(path)) {
-      if (held === undefined || held !== (await this.#inode(entry))) continue;
-      const here = owner.host === this.#me.host && owner.boot === this.#me.boot && owner.space === this.#me.space;
-      who = `process ${owner.pid} ${here ? 'of this machine' : 'of another machine or container'}`;
-    }
+    const [, owner] = (await this.#holder(path)) ?? [];
+    const me = this.#me;
+    const here = owner?.host === me.host && owner.boot === me.boot && owner.space === me.space;
+    const who = owner
+      ? `process ${owner.pid} ${here ? 'of this machine' : 'of another machine or container'}`
+      : 'a program that left no name';
     return new Unavailable(
       `${path} has been held for ${PATIENCE_MS / 1000} s, by ${who}; if no such program runs any more, remove that file`,
     );
@@ -381,16 +386,16 @@ export class Files {
 
   /** Removes from a directory what dead processes left there: locks, entries, files not yet in their place. */
   async tidy(dir: string): Promise<void> {
-    const locks = new Set<string>();
     for (const [path, owned] of await this.#owned(dir)) {
       if (!this.#isDead(owned)) continue;
-      if (owned.temporary) await this.#remove(path);
-      else locks.add(this.path.resolve(dir, owned.base));
-    }
-    for (const path of locks) {
-      const mine = this.#name(path);
-      await this.#takeOver(path, mine);
-      await this.#release(path, mine);
+      const lock = this.path.resolve(dir, owned.base);
+      // Looked at after the death: what the dead do not hold now they never will.
+      if (owned.temporary || !(await this.#same(path, lock))) await this.#remove(path);
+      else {
+        const mine = this.#name(lock);
+        await this.#takeOver(lock, mine);
+        await this.#release(lock, mine);
+      }
     }
   }
 }

@@ -292,9 +292,11 @@ describe('lock', () => {
       platform: real.platform,
       getBuiltinModule: (id: string) => {
         const module = real.getBuiltinModule(id) as any;
-        return id !== 'node:fs'
-          ? module
-          : { ...module, promises: { ...module.promises, link: () => Promise.reject(denied) } };
+        if (id !== 'node:fs') return module;
+        const linkSync = (): void => {
+          throw denied;
+        };
+        return { ...module, linkSync };
       },
     } as any;
     const files = new Files();

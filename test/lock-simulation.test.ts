@@ -69,38 +69,36 @@ class Machine {
     const free = (name: string): void => {
       if (this.names.has(name)) throw failed('EEXIST');
     };
-    const promises = {
-      open: op((name: string) => {
+    const fs = {
+      openSync: op((name: string) => {
         free(name);
         this.names.set(name, ++this.#inodes);
-        return { close: async () => {} };
       }),
-      link: op((from: string, to: string) => {
+      closeSync: () => {},
+      linkSync: op((from: string, to: string) => {
         const inode = this.#ino(from);
         free(to);
         this.names.set(to, inode);
       }),
-      rename: op((from: string, to: string) => {
+      renameSync: op((from: string, to: string) => {
         const inode = this.#ino(from);
         if (this.names.get(to) === inode) return;
         this.names.delete(from);
         this.names.set(to, inode);
       }),
-      unlink: op((name: string) => {
+      unlinkSync: op((name: string) => {
         this.#ino(name);
         this.names.delete(name);
       }),
-      stat: op((name: string) => ({ ino: BigInt(this.#ino(name)) })),
-      readdir: op(() => [...this.names.keys()].map((name) => name.slice(1))),
+      statSync: op((name: string) => ({ ino: BigInt(this.#ino(name)) })),
+      readdirSync: op(() => [...this.names.keys()].map((name) => name.slice(1))),
+      readFileSync: () => '',
+      readlinkSync: () => '',
     };
     const real = globalThis.process;
     const path = real.getBuiltinModule('node:path');
     const modules: Record<string, unknown> = {
-      'node:fs': {
-        promises,
-        readFileSync: () => '',
-        readlinkSync: () => '',
-      },
+      'node:fs': fs,
       'node:path': path,
       'node:os': { hostname: () => 'simulated' },
     };
@@ -139,7 +137,7 @@ async function schedule(seed: number): Promise<{ deaths: number; taken: number }
       sleep: async () => {
         // A clock so slow that nobody gives up while another one lives.
         now += 1;
-        if (random() < 0.02) stop.abort(impatience);
+        if (open && random() < 0.02) stop.abort(impatience);
         await machine.step(pid);
       },
     };
@@ -185,7 +183,12 @@ async function schedule(seed: number): Promise<{ deaths: number; taken: number }
     }
   });
   if (error) throw error;
-  // Whoever comes last cleans up what the dead left.
+  // One more dies with the lock in hand; whoever comes last cleans up.
+  const last = ++pids;
+  const held = machine.files(last).lock('/L', { now: () => 0, sleep: () => machine.step(last) });
+  await machine.run(() => {});
+  await held;
+  dead.add(last);
   const janitor = machine.files(++pids).tidy('/');
   await machine.run(() => {});
   await janitor;
