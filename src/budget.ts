@@ -47,17 +47,18 @@ export class Budget {
     this.#tokens = Math.min(this.#tokens, perMinute, left);
   }
 
-  /** The server refused one: nothing goes for `afterMs`. */
+  /** The server refused one: nothing goes for `afterMs`, or a minute, after which every account by the minute is full. */
   refused(afterMs: number): void {
     this.#refill();
     this.#tokens = Math.min(this.#tokens, 0);
-    this.#blockedUntil = Math.max(this.#blockedUntil, this.#clock.now() + afterMs);
+    this.#blockedUntil = Math.max(this.#blockedUntil, this.#clock.now() + Math.min(afterMs, 60_000));
   }
 
   #refill(): void {
     const now = this.#clock.now();
-    // A clock that was set back refills nothing; one that was set forward no more than a whole budget.
+    // A clock that was set back refills nothing, and puts nothing off; one set forward refills no more than a whole budget.
     const ms = Math.max(0, now - this.#at);
+    if (now < this.#at) this.#blockedUntil -= this.#at - now;
     this.#at = now;
     if (this.#perMinute === undefined) this.#tokens = Math.min(0, this.#tokens + (ms * 30) / 60_000);
     else this.#tokens = Math.min(this.#perMinute, this.#tokens + (ms * this.#perMinute) / 60_000);
@@ -68,7 +69,7 @@ export class Budget {
     this.#refill();
     const short = n - this.#tokens;
     const turn = this.#perMinute === undefined || short <= 0 ? 0 : (short * 60_000) / this.#perMinute;
-    return Math.max(turn, Math.min(this.#blockedUntil - this.#clock.now(), 86_400_000), 0);
+    return Math.max(turn, this.#blockedUntil - this.#clock.now(), 0);
   }
 
   /**

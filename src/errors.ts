@@ -165,8 +165,11 @@ export class StaleNonce extends TechnocoreError {
 
 /** The service could not be reached or did not answer properly: network, 5xx, a cut or too large body, a deadline. */
 export class Unavailable extends TechnocoreError {
-  constructor(message: string, cause?: unknown) {
+  /** How long the service asked to wait, if it did. */
+  readonly retryAfterMs: number | undefined;
+  constructor(message: string, cause?: unknown, retryAfterMs?: number) {
     super('unavailable', message, cause);
+    this.retryAfterMs = retryAfterMs;
   }
 }
 
@@ -247,8 +250,8 @@ export class DecryptError extends TechnocoreError {
 export class BadInvite extends TechnocoreError {
   /** The part at fault: `parse` for what is no link at all, `missing channel`, `bad channel`, `bad fragment` … */
   readonly reason: string;
-  constructor(reason: string, words: string = reason) {
-    super('bad_invite', `invalid invite: ${words}`);
+  constructor(reason: string) {
+    super('bad_invite', `invalid invite: ${reason === 'parse' ? 'no link' : reason}`);
     this.reason = reason;
   }
 }

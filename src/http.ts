@@ -7,6 +7,7 @@
 import { Budget } from './budget.ts';
 import { type Clock, randomFloat, systemClock } from './clock.ts';
 import { BadName, HttpError, RateLimited, TechnocoreError, Unavailable } from './errors.ts';
+import { isObject } from './frames.ts';
 
 export { type Clock, randomFloat, systemClock } from './clock.ts';
 
@@ -264,7 +265,9 @@ export function retryAfterMs(reply: Reply, clock: Clock): number | undefined {
 export function failureOf(reply: Reply, bucket: 'read' | 'write', clock: Clock): TechnocoreError {
   const { status, text } = reply;
   if (status === 429) return new RateLimited(bucket, retryAfterMs(reply, clock) ?? 1000);
-  if (status >= 500) return new Unavailable(`the service answered ${status}`, new HttpError(status, text));
+  if (status >= 500) {
+    return new Unavailable(`the service answered ${status}`, new HttpError(status, text), retryAfterMs(reply, clock));
+  }
   // Status 0 is how a browser shows a redirect that was not followed.
   if (status === 0 || (status >= 300 && status < 400)) {
     return new HttpError(status, text, 'http', 'the service answered with a redirect, and none is followed');
@@ -292,11 +295,58 @@ export function isTransient(e: unknown): boolean {
   );
 }
 
+/** What a connection says that was never made: nothing can have been executed. */
+const NEVER_MADE =
+  /^(ECONNREFUSED|ConnectionRefused|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|UND_ERR_CONNECT_TIMEOUT)$/;
+
+/** Whether a request that failed surely never left. Where the platform does not say, it may have. */
+export function neverSent(e: unknown): boolean {
+  for (let cause: any = e, depth = 0; isObject(cause) && depth < 5; cause = cause['cause'], depth++) {
+    if (NEVER_MADE.test(String(cause['code']))) return true;
+  }
+  return false;
+}
+
 /** Delay before attempt `failures + 1`, ms: what the service asked for, else doubling from 100 ms to 10 s, jittered. */
 export function backoffMs(failures: number, cause: unknown, random: (bytes: number) => Uint8Array): number {
-  const asked = TechnocoreError.is(cause) && cause.code === 'rate_limited' ? (cause as RateLimited).retryAfterMs : 0;
+  const asked = TechnocoreError.is(cause) ? ((cause as RateLimited | Unavailable).retryAfterMs ?? 0) : 0;
   const step = Math.min(100 * 2 ** failures, 10_000);
   return asked + step * (0.5 + randomFloat(random) / 2);
+}
+
+const kindOf = (cause: unknown): string => (cause instanceof RateLimited ? 'throttled' : 'retry');
+
+/** The pauses between attempts at one thing, until a deadline that holds although the clock be set back. */
+export class Attempts {
+  readonly #t: Transport;
+  readonly #deadline: number;
+  readonly #signal: AbortSignal | undefined;
+  #left: number;
+  #failures = 0;
+
+  /** @param deadline clock time, ms, after which no new attempt starts */
+  constructor(t: Transport, deadline: number, signal?: AbortSignal) {
+    this.#t = t;
+    this.#deadline = deadline;
+    this.#signal = signal;
+    this.#left = deadline - t.clock.now();
+  }
+
+  /**
+   * Waits before the next attempt, and tells of it.
+   *
+   * @returns false, at once, when there is no time for one
+   * @throws the signal's reason when it aborts
+   */
+  async again(cause: unknown, event: Omit<Event, 'kind'> = {}): Promise<boolean> {
+    const { clock, random, onEvent } = this.#t;
+    const afterMs = backoffMs(this.#failures++, cause, random);
+    this.#left = Math.min(this.#left, this.#deadline - clock.now()) - afterMs;
+    if (this.#left < 0) return false;
+    onEvent({ kind: kindOf(cause), ...event, cause, afterMs });
+    await clock.sleep(afterMs, this.#signal);
+    return true;
+  }
 }
 
 /**
@@ -311,14 +361,12 @@ export async function retrying<T>(
   run: () => Promise<T>,
   signal?: AbortSignal,
 ): Promise<T> {
-  for (let failures = 0; ; failures++) {
+  const attempts = new Attempts(t, deadline, signal);
+  for (;;) {
     try {
       return await run();
     } catch (cause) {
-      const delay = backoffMs(failures, cause, t.random);
-      if (!isTransient(cause) || t.clock.now() + delay > deadline) throw cause;
-      t.onEvent({ kind: 'retry', cause, afterMs: delay });
-      await t.clock.sleep(delay, signal);
+      if (!isTransient(cause) || !(await attempts.again(cause))) throw cause;
     }
   }
 }
@@ -338,6 +386,8 @@ export interface PollOptions {
   signal?: AbortSignal;
 }
 
+/** Longest time without a poll, ms. */
+const MAX_PAUSE_MS = 60_000;
 /** Shortest time between two polls that came back empty before their time, ms: first, and at most. */
 const FLOOR_MS = [250, 2000] as const;
 
@@ -364,8 +414,9 @@ export async function* poll<T>(
       failures = 0;
     } catch (cause) {
       if (!isTransient(cause)) throw cause;
-      const afterMs = backoffMs(failures++, cause, t.random);
-      t.onEvent({ kind: 'retry', cause, afterMs });
+      // One wrong word about when to come back must not make a reader deaf for a day.
+      const afterMs = Math.min(backoffMs(failures++, cause, t.random), MAX_PAUSE_MS);
+      t.onEvent({ kind: kindOf(cause), cause, afterMs });
       await t.clock.sleep(afterMs, o.signal);
       continue;
     }

@@ -4,20 +4,12 @@
  *
  * @module
  */
-import {
-  BadName,
-  type Conflict,
-  type HttpError,
-  MayHaveLanded,
-  type StaleNonce,
-  TechnocoreError,
-  Unavailable,
-} from './errors.ts';
+import { BadName, type HttpError, MayHaveLanded, type StaleNonce, TechnocoreError, Unavailable } from './errors.ts';
 import { isObject, MAX_NOTE, sweep } from './frames.ts';
-import { backoffMs, budgetOf, isTransient, type Options, retrying, type Transport, transportOf } from './http.ts';
+import { Attempts, budgetOf, isTransient, type Options, retrying, type Transport, transportOf } from './http.ts';
 import { checkName, isDid, roomClasses } from './names.ts';
-import { PATIENCE_MS, type SigningKey } from './rooms.ts';
-import { ask, type Write, writeRequest } from './service.ts';
+import { mayBeDone, PATIENCE_MS, type SigningKey } from './rooms.ts';
+import { ask, uncached, type Write, writeRequest } from './service.ts';
 
 /**
  * The value of a note, or undefined where there is none. Anybody may have written it.
@@ -33,7 +25,8 @@ export async function getNote(ns: string, key: string, o: Options = {}): Promise
 
 async function readNote(t: Transport, ns: string, key: string, signal?: AbortSignal): Promise<string | undefined> {
   try {
-    const { text } = await ask(t, { path: `/kv/${ns}/${key}`, bucket: 'read', ...(signal && { signal }) });
+    const path = `/kv/${ns}/${key}?${uncached(t)}`;
+    const { text } = await ask(t, { path, bucket: 'read', ...(signal && { signal }) });
     // A banner, an empty line, the value, perhaps a budget line; a value may look like a budget line, never like a line end.
     const [banner, empty, value, budget] = text.split('\n', 4);
     const left = /^# budget: (\d+) of (\d+) reads left/.exec(budget ?? '');
@@ -63,8 +56,8 @@ export interface SetOptions {
  *
  * @throws BadName, EmptyText, FrameTooLong before anything is sent
  * @throws Conflict the condition does not hold; `actual` is the value that is there
- * @throws MayHaveLanded a conditional write whose answer was lost, and the value now there is ours: it may also have been
- * written by somebody else who wrote the same
+ * @throws MayHaveLanded the answer was lost and no later one came; or, of a conditional write, the condition did not hold
+ * the next time: because it had been written, or because somebody else wrote. Then `cause` is the Conflict
  */
 export async function setNote(ns: string, key: string, value: string, o: Options & SetOptions = {}): Promise<void> {
   checkName(ns, 'namespace');
@@ -72,27 +65,21 @@ export async function setNote(ns: string, key: string, value: string, o: Options
   const swept = sweep(value, MAX_NOTE);
   const t = transportOf(o);
   const write = noteWrite(ns, key, 'set', swept, { value: swept }, o);
-  const conditional = o.if !== undefined || o.ifAbsent === true;
-  const deadline = t.clock.now() + PATIENCE_MS;
+  const attempts = new Attempts(t, t.clock.now() + PATIENCE_MS, o.signal);
   let doubt: unknown;
-  for (let failures = 0; ; failures++) {
+  for (;;) {
     try {
       await ask(t, { ...writeRequest(t, write), ...(o.signal && { signal: o.signal }) });
       return;
     } catch (cause) {
       if (o.signal?.aborted || !TechnocoreError.is(cause)) throw cause;
-      if (doubt && cause.code === 'conflict' && (cause as Conflict).actual === swept) {
-        throw new MayHaveLanded(`${ns}/${key}`, undefined, doubt);
-      }
+      if (doubt && cause.code === 'conflict') throw new MayHaveLanded(`${ns}/${key}`, undefined, cause);
       if (!isTransient(cause)) throw cause;
       // Resending is safe: an unconditional write that lands twice is the same write, a conditional one that landed loses.
-      if (cause.code === 'unavailable') doubt = cause;
-      const delay = backoffMs(failures, cause, t.random);
-      if (t.clock.now() + delay > deadline) {
-        throw doubt && conditional ? new MayHaveLanded(`${ns}/${key}`, undefined, doubt) : cause;
+      if (mayBeDone(cause)) doubt = cause;
+      if (!(await attempts.again(cause, { note: `${ns}/${key}` }))) {
+        throw doubt ? new MayHaveLanded(`${ns}/${key}`, undefined, doubt) : cause;
       }
-      t.onEvent({ kind: 'retry', note: `${ns}/${key}`, cause, afterMs: delay });
-      await t.clock.sleep(delay, o.signal);
     }
   }
 }
@@ -133,11 +120,8 @@ export async function listNotes(ns: string, o: Options = {}): Promise<string[]> 
     t,
     t.clock.now() + PATIENCE_MS,
     async () => {
-      const { text } = await ask(t, {
-        path: `/kv/${ns}?format=json`,
-        bucket: 'read',
-        ...(o.signal && { signal: o.signal }),
-      });
+      const path = `/kv/${ns}?format=json&${uncached(t)}`;
+      const { text } = await ask(t, { path, bucket: 'read', ...(o.signal && { signal: o.signal }) });
       const list: unknown = parsed(text);
       if (!isObject(list) || !Array.isArray(list['keys'])) throw new Unavailable('the answer is not a list of notes');
       return list['keys'].filter((key) => typeof key === 'string');
@@ -194,9 +178,9 @@ async function setOwnership(
   const swept = sweep(value, MAX_NOTE);
   const t = transportOf(o);
   const scope = `kv:${room}`;
-  const deadline = t.clock.now() + PATIENCE_MS;
+  const attempts = new Attempts(t, t.clock.now() + PATIENCE_MS, o.signal);
   let doubt: unknown;
-  for (let failures = 0; ; failures++) {
+  for (let stale = 0; ; ) {
     try {
       const last = await getNote('room-nonce', room, o);
       if (last !== undefined && /^\d{1,19}$/.test(last)) await key.raiseNonce(scope, last, t.clock);
@@ -222,12 +206,14 @@ async function setOwnership(
       if (o.signal?.aborted || !TechnocoreError.is(cause)) throw cause;
       // Only the owner can have written this value: finding it settles the doubt.
       if (doubt && (await getNote(ns, room, o).catch(() => undefined)) === swept) return;
-      const stale = cause.code === 'stale_nonce';
-      if (cause.code === 'unavailable') doubt = cause;
-      const delay = stale ? 0 : backoffMs(failures, cause, t.random);
-      if (!(stale || isTransient(cause)) || t.clock.now() + delay > deadline) throw cause;
-      if (stale) await key.raiseNonce(scope, (cause as StaleNonce).last, t.clock);
-      await t.clock.sleep(delay, o.signal);
+      if (cause.code === 'stale_nonce') {
+        await key.raiseNonce(scope, (cause as StaleNonce).last, t.clock);
+        if (stale++ < 2) continue;
+      } else if (!isTransient(cause)) throw cause;
+      if (mayBeDone(cause)) doubt = cause;
+      if (!(await attempts.again(cause, { note: `${ns}/${room}` }))) {
+        throw doubt ? new MayHaveLanded(`${ns}/${room}`, undefined, doubt) : cause;
+      }
     }
   }
 }

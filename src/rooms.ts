@@ -15,10 +15,11 @@ import {
 } from './errors.ts';
 import { sweep } from './frames.ts';
 import {
-  backoffMs,
+  Attempts,
   budgetOf,
   type Clock,
   isTransient,
+  neverSent,
   type Options,
   type Polled,
   poll,
@@ -29,7 +30,7 @@ import {
 } from './http.ts';
 import { exportOf, type Message, type PolledView, type RoomView, viewOf } from './messages.ts';
 import { checkName, roomClasses } from './names.ts';
-import { ask, type Write, writeRequest } from './service.ts';
+import { ask, uncached, type Write, writeRequest } from './service.ts';
 
 /** Most messages that one read returns. */
 const MAX_LIMIT = 200;
@@ -48,15 +49,11 @@ export interface ReadOptions {
   waitMs?: number;
 }
 
-const BUSTER = {};
-
 /** @internal One read, one request. */
 export async function readView(t: Transport, room: string, o: ReadOptions, signal?: AbortSignal): Promise<PolledView> {
   const query = ['format=json', `limit=${o.limit ?? 50}`];
   if (o.since !== undefined) query.push(`since=${o.since}`);
-  if (o.waitMs) query.push(`wait=${o.waitMs / 1000}`);
-  // An edge may answer the same URL from its cache for seconds, our own write not in it.
-  else query.push(`n=${sharedOf(t, BUSTER, () => ({ n: 0 })).n++}`);
+  query.push(o.waitMs ? `wait=${o.waitMs / 1000}` : uncached(t));
   const path = `/r/${room}?${query.join('&')}`;
   const reply = await ask(t, { path, bucket: 'read', waitMs: o.waitMs ?? 0, ...(signal && { signal }) });
   const view = viewOf(room, reply.text);
@@ -101,6 +98,8 @@ export interface Batch {
 
 /** Empty reads between two cursor-free probes of a service that has no generations: about a minute. */
 const PROBE_EVERY = 6;
+/** How often in a row the export may fail before what it would have shown counts as lost. */
+const EXPORT_TRIES = 4;
 const EXPORTS = {};
 
 /**
@@ -120,11 +119,14 @@ export class RoomCursor {
   #empties = 0;
   #unchecked = false;
   #lives = 0;
+  #failures = 0;
 
   constructor(t: Transport, room: string, since?: number) {
     this.#t = t;
     this.room = checkName(room, 'room');
     this.since = since;
+    // Where somebody else read up to may be in a room that is gone: the first empty answer is looked into.
+    if (since) this.#empties = PROBE_EVERY - 1;
   }
 
   /** Puts the cursor behind the newest message, without reading any. */
@@ -240,7 +242,14 @@ export class RoomCursor {
 
   /** What a view that begins too late left out: from the export where the service has one, else it is a gap. */
   async #recover(since: number, fresh: Message[], signal?: AbortSignal): Promise<Batch> {
-    const whole = await exported(this.#t, this.room, signal);
+    let whole: Message[] | undefined;
+    try {
+      whole = await exported(this.#t, this.room, signal);
+    } catch (cause) {
+      // The cursor has not moved: the next read comes here again, but not for ever.
+      if (!isTransient(cause) || this.#failures++ < EXPORT_TRIES) throw cause;
+    }
+    this.#failures = 0;
     const messages = whole ? whole.filter((m) => m.seq > since) : fresh;
     if ((messages.at(-1)?.seq ?? 0) < fresh.at(-1)!.seq) return this.#gap(since, fresh);
     return messages[0]!.seq > since + 1 ? this.#gap(since, messages) : { messages };
@@ -251,15 +260,19 @@ export class RoomCursor {
   }
 }
 
-/** The whole ring of a room, or undefined where the service has no export or it fails. */
+/**
+ * The whole ring of a room, or undefined where the service has no export.
+ *
+ * @throws what is transient
+ */
 async function exported(t: Transport, room: string, signal?: AbortSignal): Promise<Message[] | undefined> {
   const known = sharedOf(t, EXPORTS, () => ({ missing: false }));
   if (known.missing) return undefined;
   try {
     return exportOf((await ask(t, { path: `/r/${room}/export`, bucket: 'read', ...(signal && { signal }) })).text);
   } catch (cause) {
-    if (!TechnocoreError.is(cause)) throw cause;
-    known.missing = (cause as HttpError).status === 404;
+    if (!TechnocoreError.is(cause) || isTransient(cause)) throw cause;
+    known.missing = /^404 no route/.test((cause as HttpError).body);
     return undefined;
   }
 }
@@ -323,18 +336,21 @@ export async function say(room: string, nick: string, text: string, o: Options =
   const t = transportOf(o);
   const write = roomWrite(room, `say/${nick}`, swept, { from: nick, text: swept });
   const deadline = t.clock.now() + PATIENCE_MS;
-  for (let failures = 0; ; failures++) {
+  const attempts = new Attempts(t, deadline, o.signal);
+  for (;;) {
     try {
       return { seq: (await send(t, room, write, deadline, o.signal)).posted! };
     } catch (cause) {
-      if (TechnocoreError.is(cause) && cause.code === 'unavailable') throw new MayHaveLanded(room, undefined, cause);
-      const delay = backoffMs(failures, cause, t.random);
-      // What is transient here, a 429 or 408, was not executed.
-      if (!isTransient(cause) || t.clock.now() + delay > deadline) throw cause;
-      t.onEvent({ kind: 'throttled', room, afterMs: delay });
-      await t.clock.sleep(delay, o.signal);
+      if (o.signal?.aborted || !isTransient(cause)) throw cause;
+      if (mayBeDone(cause)) throw new MayHaveLanded(room, undefined, cause);
+      if (!(await attempts.again(cause, { room }))) throw cause;
     }
   }
+}
+
+/** Whether a write that failed transiently may have been executed: not after a 429 or 408, nor without a connection. */
+export function mayBeDone(cause: unknown): boolean {
+  return (cause as TechnocoreError).code === 'unavailable' && !neverSent(cause);
 }
 
 function roomWrite(room: string, route: string, text: string, body: Record<string, string>): Write {
@@ -391,7 +407,8 @@ export async function saySigned(
   // Writes of one key to one room queue before they ask the budget for their turns: those in front count.
   const delay = budget.delayMs(budget.announced + 1);
   if (t.clock.now() + delay > deadline) throw new RateLimited('write', delay);
-  for (;;) {
+  const attempts = new Attempts(t, deadline, signal);
+  for (let stale = 0; ; stale++) {
     budget.announced++;
     let queued = true;
     const begin = (): void => {
@@ -410,9 +427,10 @@ export async function saySigned(
         signal,
       );
     } catch (cause) {
-      if (!TechnocoreError.is(cause) || cause.code !== 'stale_nonce' || t.clock.now() >= deadline) throw cause;
+      if (!TechnocoreError.is(cause) || cause.code !== 'stale_nonce') throw cause;
       await key.raiseNonce(room, (cause as StaleNonce).last, t.clock);
-      t.onEvent({ kind: 'retry', room, cause, afterMs: 0 });
+      // Another program with this key may be quicker once or twice; a service that takes no nonce at all must not be hammered.
+      if (stale > 1 && !(await attempts.again(cause, { room }))) throw cause;
     } finally {
       begin();
     }
@@ -429,10 +447,11 @@ async function deliver(
   const { did, sig, nonce, text } = m;
   const write = roomWrite(room, `say-signed/${did}/${sig}/${nonce}`, text, { did, sig, nonce, text });
   const begun = t.clock.now();
+  const attempts = new Attempts(t, deadline, signal);
   // Set once an attempt was made of which nobody knows whether it was executed; then every step begins with a look.
   let doubt: TechnocoreError | undefined;
   let refusal: TechnocoreError | undefined;
-  for (let failures = 0; ; ) {
+  for (;;) {
     let cause: unknown;
     try {
       if (doubt) {
@@ -441,27 +460,25 @@ async function deliver(
         if (refusal) throw refusal;
       }
       const view = await send(t, room, write, deadline, signal);
-      return { seq: view.posted!, nonce, alone: view.messages.length === 1 };
+      return { seq: view.posted!, nonce, alone: view.messages.every(({ from }) => from === did) };
     } catch (e) {
       cause = e;
     }
     if (signal?.aborted || !TechnocoreError.is(cause) || cause === refusal || cause.code === 'may_have_landed')
       throw cause;
     if (!isTransient(cause)) {
-      // After a doubtful attempt a refusal may be the echo of its success.
-      if (!doubt) throw cause;
-      refusal = cause;
-      if (cause.code === 'stale_nonce' && BigInt((cause as StaleNonce).last) === BigInt(nonce)) {
+      // A refusal may be the echo of a success: after a doubtful attempt, and where something on the way sent it twice.
+      const echoed = cause.code === 'stale_nonce' && BigInt((cause as StaleNonce).last) === BigInt(nonce);
+      if (!doubt && !echoed) throw cause;
+      if (doubt && echoed) {
         return { seq: (await settle(t, room, m, begun, signal).catch(() => undefined)) ?? 0, nonce };
       }
+      doubt ??= cause;
+      refusal = cause;
       continue;
     }
-    // A 429 or a 408 was not executed. Of anything else that is transient nobody knows.
-    if (cause.code === 'unavailable') doubt = cause;
-    const delay = backoffMs(failures++, cause, t.random);
-    if (t.clock.now() + delay > deadline) throw doubt ? new MayHaveLanded(room, nonce, doubt) : cause;
-    t.onEvent({ kind: 'retry', room, cause, afterMs: delay });
-    await t.clock.sleep(delay, signal);
+    if (mayBeDone(cause)) doubt = cause;
+    if (!(await attempts.again(cause, { room }))) throw doubt ? new MayHaveLanded(room, nonce, doubt) : cause;
   }
 }
 
@@ -480,11 +497,12 @@ async function settle(
 ): Promise<number | undefined> {
   const mine = (other: Message): boolean => other.from === m.did && other.nonce === m.nonce && other.text === m.text;
   const { messages } = await readView(t, room, { limit: MAX_LIMIT }, signal);
-  const seq = messages.find(mine)?.seq;
-  if (seq !== undefined || reachesBack(messages, t.clock.now() - begun)) return seq;
-  const whole = await exported(t, room, signal);
-  if (!whole) throw new MayHaveLanded(room, m.nonce);
-  return whole.find(mine)?.seq;
+  for (const shown of [messages, undefined]) {
+    const all = shown ?? (await exported(t, room, signal));
+    const seq = all?.find(mine)?.seq;
+    if (seq !== undefined || (all && reachesBack(room, all, t.clock.now() - begun))) return seq;
+  }
+  throw new MayHaveLanded(room, m.nonce);
 }
 
 /** Bytes that a read scans at most, less a margin. */
@@ -493,9 +511,12 @@ const SCAN_BYTES = 900_000;
 const DOUBT_MARGIN_MS = 60_000;
 
 /** Whether the newest messages of a room surely include all of the last `ms`. */
-function reachesBack(messages: Message[], ms: number): boolean {
+function reachesBack(room: string, messages: Message[], ms: number): boolean {
+  const [first] = messages;
+  if (!first || first.seq === 1) return true;
+  // An ephemeral room begins with any seq, and shows all of its last minutes.
   const bytes = messages.reduce((sum, m) => sum + 4 * m.text.length + 256, 0);
-  if (messages.length < MAX_LIMIT && bytes < SCAN_BYTES) return true;
+  if (roomClasses(room).e && messages.length < MAX_LIMIT && bytes < SCAN_BYTES) return true;
   // Both times are the server's, so its clock and ours need not agree; what is newest now is no younger than now.
-  return Date.parse(messages.at(-1)!.ts) - Date.parse(messages[0]!.ts) > Math.max(ms, 0) + DOUBT_MARGIN_MS;
+  return Date.parse(messages.at(-1)!.ts) - Date.parse(first.ts) > Math.max(ms, 0) + DOUBT_MARGIN_MS;
 }

@@ -24,6 +24,7 @@ import {
   failureOf,
   type Reply,
   type Request,
+  randomFloat,
   request,
   retryAfterMs,
   sharedOf,
@@ -45,6 +46,14 @@ export async function ask(t: Transport, r: Request): Promise<Reply> {
   const refusal = refusalOf(t, reply, bucket);
   if (refusal.code === 'rate_limited') budgetOf(t, bucket).refused((refusal as RateLimited).retryAfterMs);
   throw refusal;
+}
+
+const UNCACHED = {};
+
+/** A query member that no request had before: an edge may answer the same URL from its cache, our own write not in it. */
+export function uncached(t: Transport): string {
+  const counter = sharedOf(t, UNCACHED, () => ({ n: Math.floor(randomFloat(t.random) * 0x1_0000_0000) }));
+  return `n=${counter.n++}`;
 }
 
 const LIMITS = {};
