@@ -1,4 +1,4 @@
-import { describe, expect, test } from 'vitest';
+import { describe, expect, test, vi } from 'vitest';
 import {
   concat,
   equalBytes,
@@ -73,7 +73,31 @@ test('base64url ends in its only character', () => {
     (char) => fromBase64url('A'.repeat(85) + char) !== undefined,
   );
   expect(last.join('')).toBe('AQgw');
-  for (const text of ['A', 'AAAAA', 'AA==', 'AA=', 'A+', '/w', 'AA AA']) expect(fromBase64url(text)).toBeUndefined();
+  for (const text of ['A', 'AAAAA', 'AA==', 'AA=', 'A+', '/w', 'AA AA']) {
+    expect(fromBase64url(text)).toBeUndefined();
+    expect(fromBase64url('A'.repeat(400) + text)).toBeUndefined();
+  }
+});
+
+test('base64url of any length without the platform\u2019s codec', async () => {
+  vi.resetModules();
+  const missing = vi.spyOn(process, 'getBuiltinModule').mockReturnValue(undefined as any);
+  const portable = await import('../src/bytes.ts');
+  for (const bytes of samples) {
+    const text = portable.toBase64url(bytes);
+    expect(text).toBe(toBase64url(bytes));
+    expect(portable.fromBase64url(text)).toEqual(bytes);
+    for (const bad of [`${text}=`, `${text}\n`, ` ${text}`, `${text.slice(0, -1)}+`]) {
+      expect(portable.fromBase64url(bad)).toBeUndefined();
+      expect(fromBase64url(bad)).toBeUndefined();
+    }
+  }
+  const last = [...'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_'].filter(
+    (char) => portable.fromBase64url('A'.repeat(85) + char) !== undefined,
+  );
+  expect(last.join('')).toBe('AQgw');
+  expect(missing).toHaveBeenCalled();
+  missing.mockRestore();
 });
 
 test('base64 wants its padding, at the end', () => {
