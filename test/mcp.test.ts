@@ -548,7 +548,7 @@ describe('what a request says of itself', () => {
       });
     }
     const bare = await h.send({ jsonrpc: '2.0', id: 0, method: 'initialize', params: { _meta: { progressToken: 1 } } });
-    expect(bare.error.data.supported).toEqual(['2026-07-28']);
+    expect(bare.error.data).toEqual({ supported: ['2026-07-28'], requested: '' });
   });
 
   test('ids: string or integer, else an error without id', async () => {
@@ -803,6 +803,7 @@ describe('cancelling', () => {
     await settled();
     release[0]!('old');
     await settled();
+    expect(await h.request('tools/list', {}, {}, {}, 'x')).toMatchObject({ error: { code: -32600 } });
     release[1]!('new');
     release = [];
     expect(await first).toBe(undefined);
@@ -843,6 +844,14 @@ describe('cancelling', () => {
     await settled();
     server.abort(new Error('stopping'));
     expect(await answer).toMatchObject({ isError: true, content: [{ text: 'stopping' }] });
+    const { signal } = new AbortController();
+    const added = vi.spyOn(signal, 'addEventListener');
+    const removed = vi.spyOn(signal, 'removeEventListener');
+    const brief = new Harness().tool('t', (_, context) => context.signal.aborted);
+    await brief.call('t', {}, {}, {}, { signal });
+    expect(added.mock.calls).toHaveLength(1);
+    expect(removed.mock.calls).toEqual(added.mock.calls);
+
     const closed = h.call('t');
     await settled();
     h.dispatcher.close();
@@ -1018,6 +1027,7 @@ describe('asking for input', () => {
     expect(await needs('url', { elicitation: {} })).toEqual({ elicitation: { url: {} } });
     expect(await needs('url', { elicitation: { url: {} } })).toBe(undefined);
     expect(await needs('sample', {})).toEqual({ sampling: {} });
+    expect(await needs('sample', { sampling: true })).toEqual({ sampling: {} });
     expect(await needs('sample', { sampling: {} })).toBe(undefined);
     expect(await needs('tools', { sampling: {} })).toEqual({ sampling: { tools: {} } });
     expect(await needs('tools', { sampling: { tools: {} } })).toBe(undefined);
