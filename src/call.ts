@@ -288,10 +288,24 @@ export async function converse(
   let doubt: unknown;
   let room = isChannel(to) ? to.room : to;
   let id = o.id ?? '';
-  void (async () => {
-    for (let left = timeoutMs; left > 0; left = deadline - clock.now()) await clock.sleep(left, stop.signal);
-    stop.abort(doubt ?? timeoutError(room, id, clock.now() - begun, sent));
-  })().catch(() => {});
+  // Time is counted by sleeping: a clock that is set meanwhile neither ends a call nor prolongs it.
+  let timer = new AbortController();
+  const endAfter = (ms: number, signal: AbortSignal): void => {
+    clock.sleep(ms, signal).then(
+      () => stop.abort(doubt ?? timeoutError(room, id, Math.max(clock.now() - begun, timeoutMs), sent)),
+      () => {},
+    );
+  };
+  let isExtended = false;
+  const extend = (): void => {
+    if (!isExtended) endAfter(maxMs - timeoutMs, stop.signal);
+    isExtended = true;
+    timer.abort();
+    timer = new AbortController();
+    endAfter(timeoutMs, timer.signal);
+    deadline = clock.now() + timeoutMs;
+  };
+  endAfter(timeoutMs, timer.signal);
 
   let leave: (() => void) | undefined;
   let forget: (() => void) | undefined;
@@ -327,8 +341,8 @@ export async function converse(
             if (pins.size >= MAX_PINS) pins.delete(pins.keys().next().value!);
             pins.set(room, (line.peer = from));
           }
-          deadline = Math.min(clock.now() + timeoutMs, begun + maxMs);
           if (taken === 'done') finish();
+          else extend();
         } catch (cause) {
           stop.abort(cause);
         }
@@ -347,7 +361,7 @@ export async function converse(
     const interval = Math.max(timeoutMs / (retries + 1), retries > 4 ? 15_000 : 0);
     for (; attempt <= retries; attempt++) {
       try {
-        sent = await channel.send(text, { signal: stop.signal, deadline });
+        sent = await channel.send(text, { signal: stop.signal, deadline: Math.min(deadline, clock.now() + timeoutMs) });
         doubt = undefined;
       } catch (cause) {
         // It may have arrived all the same: the answer would tell.
@@ -359,8 +373,8 @@ export async function converse(
       pause = new AbortController();
       if (lost) pause.abort();
       lost = false;
-      const timer = clock.sleep(interval, pause.signal).catch(() => {});
-      const over = await Promise.race([timer, finished.then(() => true)]).finally(() => pause.abort());
+      const slept = clock.sleep(interval, pause.signal).catch(() => {});
+      const over = await Promise.race([slept, finished.then(() => true)]).finally(() => pause.abort());
       if (over === true) return;
       t.onEvent({ kind: 'retry', room, id, afterMs: 0 });
     }
@@ -370,6 +384,7 @@ export async function converse(
   } finally {
     o.signal?.removeEventListener('abort', onAbort);
     stop.abort();
+    timer.abort();
     forget?.();
     leave?.();
   }
