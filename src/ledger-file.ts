@@ -18,16 +18,22 @@ import type { CursorStore, Place } from './rooms.ts';
 
 const HEADER = '["technocore-ledger",1]\n';
 
+/** A request that was begun. */
+type Begun = [id: string, digest: string, reply?: string];
+
 /**
  * What was decided, not what was asked: so that other limits than those of the day it was written do not change it.
- * All happened at the time of the last `time` line before, which is the ledger's own.
+ * All of it happened at the time of the last `time` line before, which is the ledger's own.
  */
 type Line =
   | ['time', ms: number]
   | ['letgo', nonce: string]
-  | ['admit', from: string, room: string, nonce: string | null, begun: [id: string, digest: string][]]
+  | ['admit', from: string, room: string, nonce: string | null, begun: Begun[]]
   | ['answer', from: string, id: string, answer: string]
   | ['sent' | 'forget', from: string, id: string];
+
+const begunOf = (id: string, digest: string, reply?: string): Begun =>
+  reply === undefined ? [id, digest] : [id, digest, reply];
 
 const isNonce = (value: unknown): value is string => typeof value === 'string' && /^\d{1,19}$/.test(value);
 const isText = (value: unknown): value is string => typeof value === 'string';
@@ -41,7 +47,7 @@ function lineOf(text: string): Line | undefined {
   }
   if (!Array.isArray(line)) return undefined;
   const [kind, from, second, third, begun] = line;
-  const isPair = (pair: unknown): boolean => Array.isArray(pair) && pair.length === 2 && pair.every(isText);
+  const isBegun = (one: unknown): boolean => Array.isArray(one) && /^[23]$/.test(`${one.length}`) && one.every(isText);
   const isLine =
     kind === 'time'
       ? Number.isFinite(from)
@@ -50,7 +56,7 @@ function lineOf(text: string): Line | undefined {
         : isText(from) &&
           isText(second) &&
           (kind === 'admit'
-            ? (third === null || isNonce(third)) && Array.isArray(begun) && begun.every(isPair)
+            ? (third === null || isNonce(third)) && Array.isArray(begun) && begun.every(isBegun)
             : kind === 'answer'
               ? isText(third)
               : kind === 'sent' || kind === 'forget');
@@ -68,7 +74,7 @@ class LoggedState extends LedgerState {
       const [, from, room, nonce, begun] = line;
       if (nonce !== null) this.raise(`${from} ${room}`, BigInt(nonce));
       // Until its answer shows up nobody will ever finish it.
-      for (const [id, digest] of begun) this.put(`${from} ${id}`, from, digest).orphan = true;
+      for (const [id, digest, reply] of begun) this.put(from, id, digest, reply).orphan = true;
     }
   }
 
@@ -88,10 +94,10 @@ class LoggedState extends LedgerState {
       at(since);
       add(['admit', name.slice(0, space), name.slice(space + 1), String(nonce), []]);
     }
-    for (const [name, { from, digest, since, answer, sent }] of this.entries) {
+    for (const [name, { from, digest, reply, since, answer, sent }] of this.entries) {
       const id = name.slice(from.length + 1);
       at(since);
-      add(['admit', from, '', null, [[id, digest]]]);
+      add(['admit', from, '', null, [begunOf(id, digest, reply)]]);
       if (answer !== undefined) add(['answer', from, id, answer]);
       if (sent) add(['sent', from, id]);
     }
@@ -141,8 +147,8 @@ class LoggedLedger implements Ledger {
     if (this.#failure) throw this.#failure;
     this.pass(now);
     const admission = this.#state.admit(m, now);
-    const begun = m.requests.flatMap(({ id, digest }, i): [string, string][] =>
-      admission.verdicts[i]!.kind === 'new' ? [[id, digest]] : [],
+    const begun = m.requests.flatMap(({ id, digest, reply }, i) =>
+      admission.verdicts[i]!.kind === 'new' ? [begunOf(id, digest, reply)] : [],
     );
     if (admission.fresh) await this.#write(['admit', m.from, m.room, m.nonce ?? null, begun]);
     return admission;

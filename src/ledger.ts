@@ -12,6 +12,8 @@ export interface LedgerRequest {
   id: string;
   /** Of method and params. */
   digest: string;
+  /** Where the answer goes, if the request names a place: there an id is one key's. */
+  reply?: string;
 }
 
 /** One message that holds requests, notifications or both. */
@@ -25,11 +27,12 @@ export interface LedgerMessage {
 
 /**
  * What to do with a request: run it; send the stored answer; leave it, it runs already; leave it, its message is an old
- * one; refuse it, the id stands for another request; say that it was interrupted (an earlier process began it and died);
- * refuse it for now, there is no room to remember it.
+ * one; refuse it, the id stands for another request; leave it, another key waits for an answer under this id in the same
+ * place and would take this one for it; say that it was interrupted (an earlier process began it and died); refuse it for
+ * now, there is no room to remember it.
  */
 export type Verdict =
-  | { kind: 'new' | 'running' | 'old' | 'differs' | 'interrupted' }
+  | { kind: 'new' | 'running' | 'old' | 'differs' | 'taken' | 'interrupted' }
   | { kind: 'answered'; answer: string; sent: boolean }
   | { kind: 'full'; retryAfterMs: number };
 
@@ -81,6 +84,7 @@ export interface LedgerLimits {
 export interface Entry {
   readonly from: string;
   readonly digest: string;
+  readonly reply: string | undefined;
   /** When it was begun; from its answer on, when that was kept. In the ledger's own time. */
   readonly since: number;
   /** Characters it is charged with. */
@@ -106,6 +110,8 @@ export class LedgerState implements Ledger {
   protected readonly limits: Required<LedgerLimits>;
   /** In the order in which their answers were kept, those that run first: expiry walks from the front. */
   protected readonly entries: Map<string, Entry> = new Map();
+  /** The key that asked, by place of the answer and id. */
+  readonly #askers: Map<string, string> = new Map();
   protected readonly perKey: Map<string, { entries: number; chars: number }> = new Map();
   /** Last nonce of each key and room, and when it was seen; in the order of use. */
   protected readonly floors: Map<string, { nonce: bigint; since: number }> = new Map();
@@ -171,7 +177,7 @@ export class LedgerState implements Ledger {
     return true;
   }
 
-  #begin(from: string, { id, digest }: LedgerRequest, fresh: boolean): Verdict {
+  #begin(from: string, { id, digest, reply }: LedgerRequest, fresh: boolean): Verdict {
     const name = `${from} ${id}`;
     const entry = this.entries.get(name);
     if (entry) {
@@ -180,6 +186,7 @@ export class LedgerState implements Ledger {
       return { kind: entry.orphan ? 'interrupted' : 'running' };
     }
     if (!fresh) return { kind: 'old' };
+    if (reply !== undefined && (this.#askers.get(`${reply} ${id}`) ?? from) !== from) return { kind: 'taken' };
     const { entries, chars, windowMs } = this.limits;
     const held = this.perKey.get(from) ?? { entries: 0, chars: 0 };
     if (
@@ -190,17 +197,19 @@ export class LedgerState implements Ledger {
     ) {
       return { kind: 'full', retryAfterMs: windowMs / 10 };
     }
-    this.put(name, from, digest);
+    this.put(from, id, digest, reply);
     return { kind: 'new' };
   }
 
   /** Sets an entry, in the place of an earlier one of that name. */
-  protected put(name: string, from: string, digest: string, answer?: string): Entry {
+  protected put(from: string, id: string, digest: string, reply: string | undefined, answer?: string): Entry {
+    const name = `${from} ${id}`;
     const old = this.entries.get(name);
     if (old) this.#drop(name, old);
     const chars = name.length + (answer?.length ?? 0);
-    const entry: Entry = { from, digest, since: this.time, chars, ...(answer !== undefined && { answer }) };
+    const entry: Entry = { from, digest, reply, since: this.time, chars, ...(answer !== undefined && { answer }) };
     this.entries.set(name, entry);
+    if (reply !== undefined) this.#askers.set(`${reply} ${id}`, from);
     const held = this.perKey.get(from) ?? { entries: 0, chars: 0 };
     this.perKey.set(from, { entries: held.entries + 1, chars: held.chars + chars });
     this.#chars += chars;
@@ -208,9 +217,8 @@ export class LedgerState implements Ledger {
   }
 
   answer(from: string, id: string, answer: string): void {
-    const name = `${from} ${id}`;
-    const entry = this.entries.get(name);
-    if (entry) this.put(name, from, entry.digest, answer);
+    const entry = this.entries.get(`${from} ${id}`);
+    if (entry) this.put(from, id, entry.digest, entry.reply, answer);
   }
 
   sent(from: string, id: string): void {
@@ -226,6 +234,7 @@ export class LedgerState implements Ledger {
 
   #drop(name: string, entry: Entry): void {
     this.entries.delete(name);
+    if (entry.reply !== undefined) this.#askers.delete(`${entry.reply}${name.slice(entry.from.length)}`);
     this.#chars -= entry.chars;
     const held = this.perKey.get(entry.from)!;
     if (held.entries === 1) this.perKey.delete(entry.from);

@@ -118,6 +118,8 @@ export class RoomCursor {
   #mark: string | undefined;
   #empties = 0;
   #unchecked = false;
+  /** Set at 0 by a room that showed nothing, whose seq may go on all the same: the next message is then no gap. */
+  #isBlank = false;
   #lives = 0;
   #failures = 0;
 
@@ -133,6 +135,7 @@ export class RoomCursor {
   async toTail(signal?: AbortSignal): Promise<void> {
     const view = await readView(this.#t, this.room, { limit: 1 }, signal);
     this.since = view.lastSeq;
+    this.#isBlank = view.lastSeq === 0;
     this.generation = view.generation;
     this.#mark = view.messages.at(-1)?.ts;
   }
@@ -186,9 +189,11 @@ export class RoomCursor {
     const fresh = view.messages.filter((m) => m.seq > since);
     // Asked for before the cursor came here: that it shows nothing newer says nothing.
     if (fresh.length === 0 && view.since !== undefined && view.since < since) return undefined;
+    let isNext = fresh[0]?.seq === since + 1 || (this.#isBlank && roomClasses(this.room).e);
     if (view.generation !== undefined) {
       const known = this.generation;
       this.generation = view.generation;
+      if (this.#isBlank && known !== view.generation) isNext = true;
       // The seq goes on in the new room; a cursor at 0 has nothing of the old one.
       if (known !== undefined && known !== view.generation && since > 0) {
         return view.lastSeq < since ? this.#restart(signal) : this.#recreated(fresh, view);
@@ -196,7 +201,7 @@ export class RoomCursor {
     }
     if (fresh.length > 0) {
       this.#empties = 0;
-      return this.#advance(fresh, fresh[0]!.seq > since + 1 ? await this.#recover(since, fresh, signal) : undefined);
+      return this.#advance(fresh, isNext ? undefined : await this.#recover(since, fresh, signal));
     }
     if (view.lastSeq < since) return this.#restart(signal);
     // A service without generations echoes a cursor of a room that is gone; only a look without it shows the tail.
@@ -224,6 +229,7 @@ export class RoomCursor {
   #recreated(messages: Message[], view: PolledView): Batch {
     const gap = new RingGap(this.room, this.since! + 1, messages[0]?.seq ?? view.lastSeq + 1, 'recreated');
     this.since = view.lastSeq;
+    this.#isBlank = view.lastSeq === 0;
     this.#mark = undefined;
     this.#lives++;
     this.#t.onEvent({ kind: 'epoch', room: this.room, since: gap.expected - 1, generation: view.generation });
@@ -234,6 +240,7 @@ export class RoomCursor {
     const last = batch.messages.at(-1);
     if (last) {
       this.since = last.seq;
+      this.#isBlank = false;
       this.#mark = last.ts;
     }
     if (batch.gap) this.#t.onEvent({ kind: 'gap', room: this.room, gap: batch.gap });

@@ -285,7 +285,7 @@ class Server implements Listener {
     // Without a place for the answer nothing runs: the caller would take silence for failure and ask again.
     const reply = wanted ? await this.#replyTo(m, named) : undefined;
     const asked = reply ? requests : [];
-    const { fresh, verdicts } = await this.#admission(m, whole ? [] : asked);
+    const { fresh, verdicts } = await this.#admission(m, whole ? [] : asked, named);
     if (fresh) {
       members.forEach((member, i) => {
         if (kinds[i] === 'notification') this.#track(this.#notified(m, member as JsonObject));
@@ -320,14 +320,18 @@ class Server implements Listener {
   }
 
   /** What the ledger says. A server whose ledger fails can promise nothing any more, and ends. */
-  async #admission(m: Incoming, requests: JsonObject[]): Promise<Admission> {
+  async #admission(m: Incoming, requests: JsonObject[], named: unknown): Promise<Admission> {
     try {
       return await this.#ledger.admit(
         {
           from: m.from,
           room: m.room,
           ...(m.nonce !== undefined && { nonce: m.nonce }),
-          requests: requests.map((request) => ({ id: JSON.stringify(request['id']), digest: digestOf(request) })),
+          requests: requests.map((request) => ({
+            id: JSON.stringify(request['id']),
+            digest: digestOf(request),
+            ...(typeof named === 'string' && { reply: named }),
+          })),
         },
         this.#t.clock.now(),
       );
