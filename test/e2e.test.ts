@@ -4,8 +4,28 @@ import { readFileSync } from 'node:fs';
 import { afterEach, describe, expect, test } from 'vitest';
 import { fromBase64url, fromHex, toBase64url, toHex, utf8 } from '../src/bytes.ts';
 import { randomBytes, useNative } from '../src/crypto.ts';
-import { e2eAccept, e2eOffer, e2eOpen, e2eSeal, e2eSplit, MAX_SEALED, x25519Generate } from '../src/e2e.ts';
-import { BadKey, BadName, DecryptError, FrameTooLong } from '../src/errors.ts';
+import {
+  e2eAccept,
+  e2eFollow,
+  e2eOffer,
+  e2eOfferTo,
+  e2eOpen,
+  e2eRead,
+  e2eSeal,
+  e2eSend,
+  e2eSplit,
+  MAX_SEALED,
+  x25519Generate,
+} from '../src/e2e.ts';
+import { BadKey, BadName, DecryptError, Forbidden, FrameTooLong, MayHaveLanded, RingGap } from '../src/errors.ts';
+import type { Event } from '../src/http.ts';
+import { identityKeys, publishIdentity } from '../src/identity.ts';
+import { createLocalService, type LocalService } from '../src/local.ts';
+import { identityNote } from '../src/names.ts';
+import { setNote } from '../src/notes.ts';
+import { read, say } from '../src/rooms.ts';
+import { Signer } from '../src/signer.ts';
+import { FREE, PROFILES } from './support.ts';
 
 const vectors = JSON.parse(readFileSync(new URL('vectors/technocore-e2e.json', import.meta.url), 'utf8'));
 const hex = (text: string): Uint8Array => fromHex(text)!;
@@ -211,6 +231,194 @@ describe('e2eSplit', () => {
       expect(utf8(piece).length).toBeLessThanOrEqual(MAX_SEALED);
       expect(e2eOpen(key, e2eSeal(key, piece))).toBe(piece);
     }
+  });
+});
+
+// --- rooms ---------------------------------------------------------------------------------------------------------
+
+type Fetch = typeof globalThis.fetch;
+
+function agentOf(service: LocalService, fetch: Fetch = service.fetch) {
+  const events: Event[] = [];
+  const own = ((...args: Parameters<Fetch>) => fetch(...args)) as Fetch;
+  return { base: 'http://local.test', fetch: own, events, onEvent: (e: Event) => void events.push(e) };
+}
+
+describe.each(PROFILES)('rooms of a %s service', (profile) => {
+  const [room, key] = ['p-room', randomBytes(32)];
+
+  test('what is sent is read, with its writer', async () => {
+    const o = agentOf(createLocalService({ profile, limits: FREE }));
+    const signer = Signer.generate();
+    const text = '  line\nline\u200b  ';
+    expect(await e2eSend(room, key, text, { ...o, signer })).toEqual({ seq: 1 });
+    expect(await e2eSend(room, key, 'by nick', { ...o, nick: 'bob' })).toEqual({ seq: 2 });
+    expect(await e2eSend(room, key, '', o)).toEqual({ seq: 3 });
+    expect(await e2eRead(room, key, o)).toEqual({
+      last: 3,
+      messages: [
+        { seq: 1, from: signer.did, text },
+        { seq: 2, from: 'bob', text: 'by nick' },
+        { seq: 3, from: 'sealed', text: '' },
+      ],
+    });
+    expect(await e2eRead(room, key, { ...o, since: 2 })).toEqual({
+      last: 3,
+      messages: [{ seq: 3, from: 'sealed', text: '' }],
+    });
+    expect(await e2eRead(room, key, { ...o, since: 3 })).toEqual({ last: 3, messages: [] });
+    expect(await e2eRead('p-empty', key, o)).toEqual({ last: 0, messages: [] });
+    // Reading again shows the same again.
+    expect((await e2eRead(room, key, { ...o, limit: 2 })).messages.map((m) => m.seq)).toEqual([2, 3]);
+  });
+
+  test('fault 98: a copy is dropped, by whomever and wherever it stands; what does not open is told', async () => {
+    const service = createLocalService({ profile, limits: FREE });
+    const o = agentOf(service);
+    const [alice, mallory] = [Signer.generate(), Signer.generate()];
+    await e2eSend(room, key, 'one', { ...o, signer: alice });
+    const [line] = (await read(room, o)).messages;
+    await say(room, 'mallory', line!.text, o);
+    await mallory.say(room, line!.text, o);
+    await say(room, 'mallory', 'no sealed line', o);
+    await say(room, 'mallory', e2eSeal(randomBytes(32), 'another key'), o);
+    await e2eSend(room, key, 'two', { ...o, signer: alice });
+    const shown = [
+      { seq: 1, from: alice.did, text: 'one' },
+      { seq: 4, from: 'mallory', error: expect.objectContaining({ code: 'decrypt', layer: 'encoding' }) },
+      { seq: 5, from: 'mallory', error: expect.objectContaining({ code: 'decrypt', layer: 'tag' }) },
+      { seq: 6, from: alice.did, text: 'two' },
+    ];
+    expect((await e2eRead(room, key, o)).messages).toEqual(shown);
+    expect(o.events.filter((e) => e.kind === 'refused').map((e) => e['seq'])).toEqual([2, 3]);
+    // Also when the copy alone is looked at later, and on every later look.
+    expect((await e2eRead(room, key, { ...o, since: 1 })).messages).toEqual(shown.slice(1));
+    expect((await e2eRead(room, key, o)).messages).toEqual(shown);
+    // The key of another room knows nothing of these.
+    expect((await e2eRead(room, randomBytes(32), o)).messages.every((m) => m.error !== undefined)).toBe(true);
+  });
+
+  test('e2eFollow shows each line once, as it comes', async () => {
+    const service = createLocalService({ profile, limits: FREE });
+    const o = agentOf(service);
+    await e2eSend(room, key, 'before', o);
+    const stop = new AbortController();
+    const seen: unknown[] = [];
+    let copied = false;
+    for await (const m of e2eFollow(room, key, { ...o, since: 0, signal: stop.signal })) {
+      seen.push(m.text ?? m.error?.layer);
+      if (!copied) {
+        copied = true;
+        await say(room, 'mallory', (await read(room, o)).messages[0]!.text, o);
+        await say(room, 'mallory', 'junk', o);
+        await e2eSend(room, key, 'after', o);
+      }
+      if (m.text === 'after') break;
+    }
+    expect(seen).toEqual(['before', 'encoding', 'after']);
+    stop.abort(new Error('enough'));
+    const follow = e2eFollow(room, key, { ...o, signal: stop.signal });
+    await expect(follow.next()).rejects.toThrow('enough');
+  });
+
+  test('lost lines are a RingGap, and reading goes on behind it', async () => {
+    const service = createLocalService({ profile, limits: { ...FREE, roomRingBytes: 20_000 } });
+    const o = agentOf(service);
+    await e2eSend(room, key, 'first', o);
+    for (let i = 0; i < 60; i++) await e2eSend(room, key, `${i}`.padEnd(600), o);
+    const gap: RingGap = await e2eRead(room, key, { ...o, since: 1 }).catch((e) => e);
+    expect(gap).toBeInstanceOf(RingGap);
+    expect(gap).toMatchObject({ expected: 2, reason: 'overflow' });
+    const { last, messages } = await e2eRead(room, key, { ...o, since: gap.oldest - 1 });
+    expect([messages[0]!.seq, messages.at(-1)!.seq, last]).toEqual([gap.oldest, 61, 61]);
+    await expect(e2eFollow(room, key, { ...o, since: 1 }).next()).rejects.toThrow(RingGap);
+  });
+
+  test('a room made anew is a gap, and lines of the old one are copies in it', async () => {
+    const service = createLocalService({ profile, limits: FREE });
+    const o = agentOf(service);
+    const texts = ['a', 'b', 'c'];
+    for (const text of texts) await e2eSend(room, key, text, o);
+    const { last, messages } = await e2eRead(room, key, o);
+    expect(messages.map((m) => m.text)).toEqual(texts);
+    const lines = (await read(room, o)).messages.map((m) => m.text);
+    service.age(room, 8 * 86_400_000);
+    await say('p-other', 'x', 'lets the reaper run', o);
+    expect((await read(room, o)).messages).toEqual([]);
+    for (const line of lines.slice(0, 2)) await say(room, 'mallory', line, o);
+    await e2eSend(room, key, 'new', o);
+    const gap: RingGap = await e2eRead(room, key, { ...o, since: last }).catch((e) => e);
+    // Without generations a room whose seq came as far again is known by its times only.
+    if (profile === 'modern') expect(gap).toMatchObject({ reason: 'recreated' });
+    const again = await e2eRead(room, key, o);
+    expect(again.messages.map((m) => m.text)).toEqual(['new']);
+  });
+
+  test('an unsigned write whose answer was lost is found by its line', async () => {
+    const service = createLocalService({ profile, limits: FREE });
+    let lands = true;
+    const lossy = (async (url: any, init: any) => {
+      if (!String(url).includes('/say/')) return service.fetch(url, init);
+      if (lands) await service.fetch(url, init);
+      throw new TypeError('connection reset');
+    }) as Fetch;
+    const o = agentOf(service, lossy);
+    expect(await e2eSend(room, key, 'once', o)).toEqual({ seq: 1 });
+    lands = false;
+    await expect(e2eSend(room, key, 'lost', o)).rejects.toThrow(MayHaveLanded);
+    expect((await e2eRead(room, key, o)).messages.map((m) => m.text)).toEqual(['once']);
+  });
+
+  test('bad input never reaches the service', async () => {
+    const service = createLocalService({ profile, limits: FREE });
+    const o = agentOf(service);
+    await expect(e2eSend(room, key, 'x'.repeat(3044), o)).rejects.toThrow(FrameTooLong);
+    await expect(e2eSend(room, new Uint8Array(31), 'x', o)).rejects.toThrow(BadKey);
+    await expect(e2eSend('Not A Room', key, 'x', o)).rejects.toThrow(BadName);
+    await expect(e2eRead('Not A Room', key, o)).rejects.toThrow(BadName);
+    await expect(e2eRead(room, new Uint8Array(31), o)).rejects.toThrow(BadKey);
+    await expect(e2eFollow(room, new Uint8Array(31), o).next()).rejects.toThrow(BadKey);
+    expect(service.stats.requests).toBe(0);
+    await expect(e2eSend('mb-p-x', key, 'unsigned', o)).rejects.toThrow(Forbidden);
+  });
+});
+
+test('a forged writer is nobody, even of a line that opens', async () => {
+  const service = createLocalService({ limits: FREE });
+  const [alice, bob] = [Signer.generate(), Signer.generate()];
+  const [room, key] = ['p-room', randomBytes(32)];
+  const lying = (async (url: any, init: any) => {
+    const response = await service.fetch(url, init);
+    return new Response((await response.text()).replaceAll(alice.did, bob.did), { status: response.status });
+  }) as Fetch;
+  await e2eSend(room, key, 'mine', { ...agentOf(service), signer: alice });
+  expect((await e2eRead(room, key, agentOf(service, lying))).messages).toEqual([{ seq: 1, from: '', text: 'mine' }]);
+});
+
+describe('e2eOfferTo', () => {
+  test('seals to the key that the DID signed, and says who offers', async () => {
+    const o = agentOf(createLocalService({ limits: FREE }));
+    const [alice, bob] = [Signer.generate(), Signer.generate()];
+    await expect(e2eOfferTo(bob.did, alice, o)).rejects.toThrow(BadKey);
+    await publishIdentity(bob, { mailbox: 'mb-p-bob' }, o);
+    const { key, room, mailbox } = await e2eOfferTo(bob.did, alice, o);
+    expect(mailbox).toBe('mb-p-bob');
+    const [message] = (await read('mb-p-bob', o)).messages;
+    expect(message!.from).toBe(alice.did);
+    expect(e2eAccept(message!.text, identityKeys(bob).privateKey)).toEqual({ key, room });
+  });
+
+  test('fault 68: an unsigned key is refused, unless told otherwise', async () => {
+    const o = agentOf(createLocalService({ limits: FREE }));
+    const [alice, bob] = [Signer.generate(), Signer.generate()];
+    const { privateKey, publicKey } = x25519Generate();
+    const { ns, key } = identityNote(bob.did);
+    await setNote(ns, key, `${bob.did} mailbox:mb-p-bob x25519:${toBase64url(publicKey)}`, o);
+    await expect(e2eOfferTo(bob.did, alice, o)).rejects.toThrow('did not sign');
+    expect((await read('mb-p-bob', o)).lastSeq).toBe(0);
+    const offered = await e2eOfferTo(bob.did, alice, { ...o, allowUnsigned: true });
+    const [message] = (await read('mb-p-bob', o)).messages;
+    expect(e2eAccept(message!.text, privateKey)).toEqual({ key: offered.key, room: offered.room });
   });
 });
 
