@@ -156,6 +156,11 @@ describe('bounds', () => {
     expect(ok(schema, nested(8))).toBe(true);
   });
 
+  test('each check has the whole budget', () => {
+    const { check: run } = compileSchema({ items: { type: 'number' } }, 'input');
+    for (let i = 0; i < 3; i++) expect(run(Array(9000).fill(0))).not.toHaveProperty('problem');
+  });
+
   test('a schema that goes round in circles ends', () => {
     expect(
       check({ $defs: { a: { $ref: '#/$defs/b' }, b: { $ref: '#/$defs/a' } }, $ref: '#/$defs/a' }, 1).problem,
