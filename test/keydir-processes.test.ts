@@ -81,7 +81,8 @@ test(`fault 22: ${PROCESSES} processes, one key directory, one room, ${LINES} wr
   const texts = stored.map((m) => m.text);
   expect(new Set(texts).size).toBe(texts.length);
   // What is there beside them are the last words of the killed.
-  expect(stored.length - acknowledged.length).toBeLessThanOrEqual(killed);
+  const doubted = events.filter(({ event }) => event === 'gave up').length;
+  expect(stored.length - acknowledged.length).toBeLessThanOrEqual(killed + doubted);
   expect(new Set(stored.map((m) => m.from)).size).toBe(1);
 
   // The ledger knows them all, and nothing else is left of the dead.
@@ -90,4 +91,4 @@ test(`fault 22: ${PROCESSES} processes, one key directory, one room, ${LINES} wr
     nonces.at(-1)!,
   );
   expect(readdirSync(dir).sort()).toEqual(['nonces.json', 'seed']);
-}, 180_000);
+}, 600_000);

@@ -14,6 +14,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { type Clock, systemClock } from '../src/http.ts';
+import { createLocalService } from '../src/local.ts';
+import { read } from '../src/rooms.ts';
 import { Signer } from '../src/signer.ts';
 
 const T = 1_767_225_600_000;
@@ -214,6 +216,21 @@ describe('ledger', () => {
     // They arrive rising.
     expect(got).toEqual([...got].sort((a, b) => (a < b ? -1 : 1)));
     expect(readdirSync(home).sort()).toEqual(['nonces.json', 'seed']);
+  });
+
+  test('fault 22: beside a program that knows nothing of the lock, every write gets through', async () => {
+    const service = createLocalService({ limits: { readsPerMinute: 1e6, writesPerMinute: 1e6 } });
+    const o = { base: 'http://local', fetch: service.fetch };
+    given('{}');
+    const [known, stranger] = [await Signer.fromDir(home), Signer.fromSeed('00'.repeat(32))];
+    expect(stranger.did).toBe(known.did);
+    for (let i = 0; i < 20; i++) {
+      await Promise.all([known.say('lobby', `a${i}`, o), stranger.say('lobby', `b${i}`, o)]);
+    }
+    const { messages } = await read('lobby', { ...o, limit: 200 });
+    expect(new Set(messages.map((m) => m.text)).size).toBe(40);
+    expect(messages).toHaveLength(40);
+    expect(text('nonces.json')).toMatch(/"lobby": \d+/);
   });
 
   test('rooms do not wait for each other', async () => {
