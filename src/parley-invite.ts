@@ -137,28 +137,26 @@ export function looseBase64url(text: string): Uint8Array | undefined {
   return fromBase64url(digits.slice(0, -1) + (BASE64URL[BASE64URL.indexOf(digits.slice(-1)) & ~spare] ?? '='));
 }
 
-const syntax = (what: string): BadInvite => new BadInvite('parse', `${what} of the link cannot be read`);
+const UNREADABLE = 'parse';
 
 // Percent escapes as bytes, one character each: what is no ASCII afterwards fails where ASCII is needed.
-function unescaped(text: string, error: BadInvite): string {
-  if (/%(?![\da-f]{2})/i.test(text)) throw error;
+function unescaped(text: string, reason: string): string {
+  if (/%(?![\da-f]{2})/i.test(text)) throw new BadInvite(reason);
   return text.replace(/%(..)/g, (_, digits) => String.fromCharCode(parseInt(digits, 16)));
 }
 
-// Go's rules for the authority of a URL: user and password to be dropped, then a name of nearly any characters or an
-// IPv6 address in brackets, and perhaps a port. Undefined when it breaks them.
+// Go's rules for the authority of a URL, without percent escapes: user and password to be dropped, then a name of nearly
+// any characters or an IPv6 address in brackets, and perhaps a port. Undefined when it breaks them.
 function hostOf(authority: string): string | undefined {
-  const at = authority.lastIndexOf('@');
-  if (!/^(?:[\w\-.:~!$&'()*+,;=@]|%[\da-f]{2})*$/i.test(authority.slice(0, Math.max(at, 0)))) return undefined;
-  const host = authority.slice(at + 1);
+  const host = /^(?:[\w\-.:~!$&'()*+,;=@]*@)?([^@]*)$/.exec(authority)?.[1] ?? '/';
+  if (/^[\w!$&'()*+,;=<>"\-.~\x80-\uffff]*(:\d*)?$/.test(host)) return host;
   try {
-    // Only the address in the brackets is left to the URL parser, which knows what an IPv6 address is.
-    if (/^\[[\da-f:.]+\](:\d*)?$/i.test(host)) return new URL(`http://${host.replace(/\d*$/, '')}`) && host;
-    if (/^(?:[\w!$&'()*+,;=<>"\-.~\x80-\uffff]|%[89a-f][\da-f])*(:\d*)?$/i.test(host)) return decodeURIComponent(host);
+    // Only what stands in brackets is left to the URL parser, which knows what an IPv6 address is.
+    const bracketed = /^(\[[\da-f:.]+\])(:\d*)?$/i.exec(host);
+    return bracketed && new URL(`http://${bracketed[1]}`) ? host : undefined;
   } catch {
-    // No such address, or no UTF-8.
+    return undefined;
   }
-  return undefined;
 }
 
 /** The link that a human carries from the opener to the joiner. Whoever holds it may join: treat it as a secret. */
@@ -197,17 +195,17 @@ export class Invite {
     const [, before = '', rawFragment = ''] = /^([^#]*)#?(.*)$/s.exec(raw)!;
     // Without a scheme, three slashes begin a path, and a colon before the first slash is a scheme gone wrong.
     const [, scheme, rest = ''] = /^(?:([a-z][a-z\d+\-.]*):)?([^?]*)/i.exec(before)!;
-    if (/[\0-\x1f\x7f]/.test(before) || (!scheme && /^[^/]*:/.test(rest))) throw syntax('the beginning');
+    if (/[\0-\x1f\x7f]/.test(before) || (!scheme && /^[^/]*:/.test(rest))) throw new BadInvite(UNREADABLE);
     const split = scheme || !rest.startsWith('///') ? /^\/\/([^/]*)(.*)$/s.exec(rest) : null;
     const relay = hostOf(split?.[1] ?? '');
-    if (relay === undefined) throw syntax('the host');
-    const path = unescaped(split?.[2] ?? rest, syntax('the path'));
-    const fragment = unescaped(rawFragment, syntax('the fragment'));
+    if (relay === undefined) throw new BadInvite(UNREADABLE);
+    const path = unescaped(split?.[2] ?? rest, UNREADABLE);
+    const fragment = unescaped(rawFragment, UNREADABLE);
     if (!path.startsWith('/i/')) throw new BadInvite('missing channel');
     const channel = looseBase64url(path.slice(3));
     if (channel?.length !== 16) throw new BadInvite('bad channel');
-    const bad = new BadInvite('bad fragment');
-    if (fragment.includes(';')) throw bad;
+    const bad = 'bad fragment';
+    if (fragment.includes(';')) throw new BadInvite(bad);
     // From behind, so that the first of two counts. The values are decoded a second time, as a form.
     const fields = new Map(
       fragment

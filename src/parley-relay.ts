@@ -6,16 +6,7 @@
 import { fromBase64, toBase64, toBase64url } from './bytes.ts';
 import { RelayRefused, TechnocoreError, Unavailable } from './errors.ts';
 import { isObject, parseExact } from './frames.ts';
-import {
-  failureOf,
-  type Options,
-  type Reply,
-  type Request,
-  request,
-  retrying,
-  type Transport,
-  transportOf,
-} from './http.ts';
+import { failureOf, type Options, type Request, request, retrying, type Transport, transportOf } from './http.ts';
 import type { ChannelID, JoinToken } from './parley-invite.ts';
 
 /** 1 is a handshake message, 2 is data. */
@@ -71,16 +62,17 @@ const PATIENCE_MS = 500;
 const MAX_ANSWER = 1 << 26;
 
 const REFUSALS = {
-  'no-channel': 'the relay knows no such channel: it was never opened, or the relay has forgotten it',
-  exists: 'the channel exists already',
-  full: 'both seats are taken: if not by you, ask for another invite and compare fingerprints',
-  nobody: 'nobody has joined yet',
+  'no-channel': 'the relay does not know the channel (any more)',
+  exists: 'the channel exists',
+  full: 'both seats are taken; if not by you, compare fingerprints over a new invite',
+  nobody: 'nobody has joined',
   token: 'the relay does not accept the token',
 } as const;
 
+type Refusal = keyof typeof REFUSALS;
+
 /** @internal */
-export const refused = (reason: keyof typeof REFUSALS, more = ''): RelayRefused =>
-  new RelayRefused(reason, REFUSALS[reason] + more);
+export const refused = (reason: Refusal, more = ''): RelayRefused => new RelayRefused(reason, REFUSALS[reason] + more);
 
 /** A relay reached over HTTP. */
 export class HttpRelay implements Relay {
@@ -99,70 +91,49 @@ export class HttpRelay implements Relay {
   }
 
   // Neither this nor `join` is ever repeated: the first attempt may have taken the seat.
-  async open(channel: ChannelID, expect: JoinToken, o?: Abortable): Promise<Membership> {
-    return this.#seat(channel, await this.#post(channel, '', { expect }, 'exists', o));
+  open(channel: ChannelID, expect: JoinToken, o?: Abortable): Promise<Membership> {
+    return this.#seat(channel, '', { expect }, 'exists', o);
   }
 
-  async join(channel: ChannelID, present: JoinToken, o?: Abortable): Promise<Membership> {
-    return this.#seat(channel, await this.#post(channel, '/join', { token: present }, 'full', o));
+  join(channel: ChannelID, token: JoinToken, o?: Abortable): Promise<Membership> {
+    return this.#seat(channel, '/join', { token }, 'full', o);
   }
 
   async send(membership: Membership, { seq, type, payload }: Frame, o?: Abortable): Promise<void> {
     // Built by hand: a seq may have more digits than a number holds.
     const body = `{"seq":${seq},"type":${type},"payload":"${toBase64(payload)}"}`;
-    await this.#patiently(0, () => this.#post(membership.channel, '/frames', body, 'nobody', o, membership), o);
+    await this.#patiently(0, () => this.#ask(membership, { path: '/frames', body }, 'nobody', o), o);
   }
 
-  async recv({ channel, token }: Membership, after: bigint, waitMs: number, o?: Abortable): Promise<Frame[]> {
-    const text = await this.#patiently(
-      waitMs,
-      (left) => {
-        const wait = Math.min(Math.floor(left), MAX_WAIT_MS);
-        const path = `/frames?after=${after}&wait=${wait}`;
-        return this.#ask(channel, { path, waitMs: wait, maxBytes: MAX_ANSWER }, 'token', o, token);
-      },
-      o,
-    );
-    return framesOf(channel, text);
+  async recv(membership: Membership, after: bigint, waitMs: number, o?: Abortable): Promise<Frame[]> {
+    const ask = (left: number): Promise<string> => {
+      const wait = Math.min(Math.floor(left), MAX_WAIT_MS);
+      const path = `/frames?after=${after}&wait=${wait}`;
+      return this.#ask(membership, { path, waitMs: wait, maxBytes: MAX_ANSWER }, 'token', o);
+    };
+    return framesOf(membership.channel, await this.#patiently(waitMs, ask, o));
   }
 
-  async members({ channel, token }: Membership, o?: Abortable): Promise<number> {
-    const answer = answerOf(await this.#ask(channel, { path: '/members' }, 'token', o, token));
-    return typeof answer['members'] === 'number' ? answer['members'] : 0;
+  async members(membership: Membership, o?: Abortable): Promise<number> {
+    return Number(answerOf(await this.#ask(membership, { path: '/members' }, 'token', o))['members']);
   }
 
   #patiently<T>(waitMs: number, run: (leftMs: number) => Promise<T>, o?: Abortable): Promise<T> {
     const { clock } = this.#http;
     const until = clock.now() + waitMs;
-    const attempt = (): Promise<T> => run(Math.max(until - clock.now(), 0));
-    return retrying(this.#http, until + PATIENCE_MS, attempt, o?.signal);
+    return retrying(this.#http, until + PATIENCE_MS, () => run(Math.max(until - clock.now(), 0)), o?.signal);
   }
 
-  #post(
-    channel: ChannelID,
-    path: string,
-    body: object | string,
-    on409: keyof typeof REFUSALS,
-    o?: Abortable,
-    seat?: Membership,
-  ): Promise<string> {
-    const json = typeof body === 'string' ? body : JSON.stringify(body);
-    return this.#ask(channel, { method: 'POST', path, body: json }, on409, o, seat?.token);
-  }
-
-  async #ask(
-    channel: ChannelID,
-    r: Request,
-    on409: keyof typeof REFUSALS,
-    o?: Abortable,
-    token?: string,
-  ): Promise<string> {
-    const reply: Reply = await request(this.#http, {
+  // What a 409 means depends on the call.
+  async #ask({ channel, token }: Membership, r: Request, on409: Refusal, o?: Abortable): Promise<string> {
+    const isPost = r.body !== undefined;
+    const reply = await request(this.#http, {
       ...r,
+      ...(isPost && { method: 'POST' }),
       path: `/c/${toBase64url(channel)}${r.path}`,
       headers: {
-        ...(r.body !== undefined && { 'content-type': 'application/json' }),
-        ...(token !== undefined && { authorization: `Bearer ${token}` }),
+        ...(isPost && { 'content-type': 'application/json' }),
+        ...(token && { authorization: `Bearer ${token}` }),
       },
       ...(o?.signal && { signal: o.signal }),
     });
@@ -172,11 +143,12 @@ export class HttpRelay implements Relay {
     if (status === 409) throw refused(on409);
     // A path that is no route says so in other words, and is no reason to give the channel up.
     if (status === 404 && /channel/.test(text)) throw refused('no-channel');
-    throw failureOf(reply, r.method === 'POST' ? 'write' : 'read', this.#http.clock);
+    throw failureOf(reply, isPost ? 'write' : 'read', this.#http.clock);
   }
 
-  #seat(channel: ChannelID, text: string): Membership {
-    const { token } = answerOf(text) as { token?: unknown };
+  async #seat(channel: ChannelID, path: string, body: object, on409: Refusal, o?: Abortable): Promise<Membership> {
+    const asked = { path, body: JSON.stringify(body) };
+    const { token } = answerOf(await this.#ask({ channel, token: '' }, asked, on409, o));
     if (typeof token !== 'string' || !/^[\x21-\x7e]{1,512}$/.test(token)) throw unreadable();
     return { channel: channel.slice(), token };
   }
@@ -199,8 +171,8 @@ function framesOf(channel: ChannelID, text: string): Frame[] {
   // Exact integers arrive as strings, so a seq that came as a string must be told by its quotes.
   if (!Array.isArray(frames) || /"seq"\s*:\s*"/.test(text)) throw unreadable();
   return frames.map((frame: unknown) => {
-    const { seq, type, payload } = (isObject(frame) ? frame : {}) as Record<string, unknown>;
-    const bytes = typeof (payload ?? '') === 'string' ? fromBase64((payload ?? '') as string) : undefined;
+    const { seq, type, payload } = (isObject(frame) ? frame : {}) as { seq?: string; type?: number; payload?: string };
+    const bytes = fromBase64(String(payload ?? ''));
     if (typeof seq !== 'string' || !/^\d{1,20}$/.test(seq) || typeof type !== 'number' || !bytes) throw unreadable();
     return { channel, seq: BigInt(seq), type, payload: bytes };
   });

@@ -312,7 +312,7 @@ export class Session implements Channel {
       const deadline = clock.now() + waitMs;
       // While somebody listens, his loop reads, and what is for us is waited for.
       for (let left = waitMs; this.#listeners.size && !inbox.length && left > 0; left = deadline - clock.now()) {
-        await clock.sleep(left, this.#or(signal)).catch(() => signal?.throwIfAborted());
+        await clock.sleep(left, eitherOf(signal, this.#bell.signal)).catch(() => signal?.throwIfAborted());
       }
       if (!this.#listeners.size && !inbox.length && this.#problem === undefined) {
         await this.#gather(deadline, signal).catch((cause) => (this.#problem ??= cause));
@@ -415,13 +415,7 @@ export class Session implements Channel {
   }
 
   #signal(o: Abortable): AbortSignal | undefined {
-    const { signal } = this.#o;
-    return signal && o.signal ? AbortSignal.any([signal, o.signal]) : (o.signal ?? signal);
-  }
-
-  #or(signal: AbortSignal | undefined): AbortSignal {
-    const bell = this.#bell.signal;
-    return signal ? AbortSignal.any([signal, bell]) : bell;
+    return eitherOf(o.signal, this.#o.signal);
   }
 
   #ring(): void {
@@ -486,7 +480,8 @@ export class Session implements Channel {
     if (this.#resumed) {
       // The time, and 20 random bits: above whatever a copy of the state may have spent.
       const fresh =
-        (BigInt(this.#http.clock.now()) << 20n) + BigInt(Math.floor(randomFloat(this.#http.random) * 2 ** 20));
+        (BigInt(Math.floor(this.#http.clock.now())) << 20n) +
+        BigInt(Math.floor(randomFloat(this.#http.random) * 2 ** 20));
       if (fresh > seq) seq = fresh;
       this.#resumed = false;
     }
@@ -542,7 +537,7 @@ export class Session implements Channel {
       if (hello && !outbox.length && clock.now() >= this.#helloAt) outbox.push(hello);
       await post();
       const wasOver = this.#over();
-      const either = wasOver ? signal : this.#or(signal);
+      const either = wasOver ? signal : eitherOf(signal, this.#bell.signal);
       for (;;) {
         const pause = Math.min(PAUSE_MS[0] * 2 ** (this.#idle - 1), PAUSE_MS[1], deadline - clock.now());
         const start = clock.now();
@@ -658,6 +653,9 @@ export class Session implements Channel {
     this.#ring();
   }
 }
+
+const eitherOf = (a?: AbortSignal, b?: AbortSignal): AbortSignal | undefined =>
+  a && b ? AbortSignal.any([a, b]) : (a ?? b);
 
 // A skipped frame is no reason to stop.
 function skip(cause: unknown): Received[] {
