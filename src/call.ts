@@ -13,6 +13,7 @@ import { decode, encode, isObject, type Json } from './frames.ts';
 import { type Options, orAbort, sharedOf, type Transport, transportOf } from './http.ts';
 import { type Identity, resolveIdentity } from './identity.ts';
 import { fingerprint, isDid } from './names.ts';
+import { isThere, LOOK_MS, type Presence, presenceOf } from './presence.ts';
 import { saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
@@ -290,22 +291,29 @@ export async function converse(
   let id = o.id ?? '';
   // Time is counted by sleeping: a clock that is set meanwhile neither ends a call nor prolongs it.
   let timer = new AbortController();
-  const endAfter = (ms: number, signal: AbortSignal): void => {
-    clock.sleep(ms, signal).then(
-      () => stop.abort(doubt ?? timeoutError(room, id, Math.max(clock.now() - begun, timeoutMs), sent)),
-      () => {},
-    );
+  let seen: Presence | undefined;
+  let look: ((deadline: number) => Promise<void>) | undefined;
+  const endAfter = async (ms: number, signal: AbortSignal): Promise<void> => {
+    try {
+      const lookMs = Math.min(LOOK_MS, ms / 4);
+      await clock.sleep(ms - lookMs, signal);
+      void look?.(clock.now() + lookMs);
+      await clock.sleep(lookMs, signal);
+    } catch {
+      return;
+    }
+    stop.abort(doubt ?? timeoutError(room, id, Math.max(clock.now() - begun, timeoutMs), clock.now(), sent, seen));
   };
   let isExtended = false;
   const extend = (): void => {
-    if (!isExtended) endAfter(maxMs - timeoutMs, stop.signal);
+    if (!isExtended) void endAfter(maxMs - timeoutMs, stop.signal);
     isExtended = true;
     timer.abort();
     timer = new AbortController();
-    endAfter(timeoutMs, timer.signal);
+    void endAfter(timeoutMs, timer.signal);
     deadline = clock.now() + timeoutMs;
   };
-  endAfter(timeoutMs, timer.signal);
+  void endAfter(timeoutMs, timer.signal);
 
   let leave: (() => void) | undefined;
   let forget: (() => void) | undefined;
@@ -313,6 +321,11 @@ export async function converse(
     const line = await orAbort(lineOf(t, to, params, signer, { ...o, signal: stop.signal }), stop.signal);
     const { channel, pins, inbox } = line;
     room = channel.room;
+    if (line.replyTo !== undefined) {
+      look = async (by) => {
+        seen = await presenceOf(t, room, line.peer, by);
+      };
+    }
     leave = await inbox.enter(channel, stop.signal);
     id ||= inbox.mint(signer, line.epoch());
     const text = encode(rpcRequest(id, method, addressed(params, line.replyTo)));
@@ -390,16 +403,27 @@ export async function converse(
   }
 }
 
-function timeoutError(room: string, id: string, afterMs: number, sent: Sent | undefined): CallTimeout {
-  if (sent?.alone)
-    return new CallTimeout(room, id, afterMs, 'no-room', 'nobody ever wrote to that room; is the name right?');
-  return new CallTimeout(
-    room,
-    id,
-    afterMs,
-    'no-answer',
-    sent ? 'the request is there, and no server answered' : 'the request was not sent yet',
-  );
+function timeoutError(
+  room: string,
+  id: string,
+  afterMs: number,
+  now: number,
+  sent: Sent | undefined,
+  seen: Presence | undefined,
+): CallTimeout {
+  const [reason, hint] = whyOf(now, sent, seen);
+  return new CallTimeout(room, id, afterMs, reason, sent ? hint : `the request was not sent yet; ${hint}`);
+}
+
+function whyOf(now: number, sent: Sent | undefined, seen: Presence | undefined): [CallTimeout['reason'], string] {
+  if (seen) {
+    const at = new Date(seen.at).toISOString();
+    if (seen.validMs === 0) return ['no-server', `its server, ${seen.did}, ended at ${at}`];
+    if (!isThere(seen, now)) return ['no-server', `its server, ${seen.did}, was last there at ${at}`];
+    return ['no-answer', `its server, ${seen.did}, was there at ${at}, and did not answer in time`];
+  }
+  if (sent?.alone) return ['no-room', 'nobody else ever wrote to that room; is the name right?'];
+  return ['no-answer', 'whether a server is there is not known'];
 }
 
 /**

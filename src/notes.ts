@@ -6,7 +6,16 @@
  */
 import { BadName, type HttpError, MayHaveLanded, type StaleNonce, TechnocoreError, Unavailable } from './errors.ts';
 import { isObject, MAX_NOTE, sweep } from './frames.ts';
-import { Attempts, budgetOf, isTransient, type Options, retrying, type Transport, transportOf } from './http.ts';
+import {
+  Attempts,
+  budgetOf,
+  isTransient,
+  type Options,
+  type Request,
+  retrying,
+  type Transport,
+  transportOf,
+} from './http.ts';
 import { checkName, isDid, roomClasses } from './names.ts';
 import { mayBeDone, PATIENCE_MS, type SigningKey } from './rooms.ts';
 import { ask, uncached, type Write, writeRequest } from './service.ts';
@@ -20,13 +29,20 @@ export async function getNote(ns: string, key: string, o: Options = {}): Promise
   checkName(ns, 'namespace');
   checkName(key, 'key');
   const t = transportOf(o);
-  return retrying(t, t.clock.now() + PATIENCE_MS, () => readNote(t, ns, key, o.signal), o.signal);
+  const bounds = o.signal ? { signal: o.signal } : {};
+  return retrying(t, t.clock.now() + PATIENCE_MS, () => readNote(t, ns, key, bounds), o.signal);
 }
 
-async function readNote(t: Transport, ns: string, key: string, signal?: AbortSignal): Promise<string | undefined> {
+/** @internal One read, one request, within the bounds given. */
+export async function readNote(
+  t: Transport,
+  ns: string,
+  key: string,
+  bounds: Pick<Request, 'signal' | 'deadline' | 'timeoutMs'> = {},
+): Promise<string | undefined> {
   try {
     const path = `/kv/${ns}/${key}?${uncached(t)}`;
-    const { text } = await ask(t, { path, bucket: 'read', ...(signal && { signal }) });
+    const { text } = await ask(t, { path, bucket: 'read', ...bounds });
     // A banner, an empty line, the value, perhaps a budget line; a value may look like a budget line, never like a line end.
     const [banner, empty, value, budget] = text.split('\n', 4);
     const left = /^# budget: (\d+) of (\d+) reads left/.exec(budget ?? '');

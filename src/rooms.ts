@@ -101,6 +101,8 @@ const PROBE_EVERY = 6;
 /** How often in a row the export may fail before what it would have shown counts as lost. */
 const EXPORT_TRIES = 4;
 const EXPORTS = {};
+/** Messages that the answer to a write shows. */
+const SHOWN = 20;
 
 /**
  * A place in a room, and the rules by which it moves. It never advances from an empty answer; it tells a room that
@@ -467,7 +469,9 @@ async function deliver(
         if (refusal) throw refusal;
       }
       const view = await send(t, room, write, deadline, signal);
-      return { seq: view.posted!, nonce, alone: view.messages.every(({ from }) => from === did) };
+      const { messages } = view;
+      // As many as the answer to a write shows may not be all.
+      return { seq: view.posted!, nonce, alone: messages.length < SHOWN && messages.every(({ from }) => from === did) };
     } catch (e) {
       cause = e;
     }

@@ -26,6 +26,7 @@ import { decode, encodeLong, isObject, type Json, MAX_TEXT } from './frames.ts';
 import { type Options, type Transport, transportOf } from './http.ts';
 import { type Admission, type Ledger, memoryLedger, type Verdict } from './ledger.ts';
 import { Outbox } from './outbox.ts';
+import { attend } from './presence.ts';
 import { type ReplyLimits, ReplyRooms } from './replies.ts';
 import { type CursorStore, saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
@@ -62,6 +63,11 @@ export interface ServeOptions
   cursor?: CursorStore;
   /** `frugal`: one parked read. Default `fast`: a second one, within the read budget, where readers are woken in steps. */
   latency?: 'fast' | 'frugal';
+  /**
+   * Whether a signed note says, to whoever knows the mailbox, that it is served: one write at the start, every ten minutes,
+   * and at the end. Default true.
+   */
+  presence?: boolean;
   /** Called once requests are taken. */
   onReady?: () => void;
 }
@@ -114,6 +120,7 @@ class Server implements Listener {
   /** The last task of each key: messages of one key are admitted in their order. */
   readonly #lanes = new Map<string, { length: number; last: Promise<void> }>();
   #ended: ((cause: unknown) => void) | undefined;
+  #heard = false;
 
   constructor(t: Transport, mailbox: string | Channel, signer: Signer, o: ServeOptions) {
     this.#t = t;
@@ -152,6 +159,7 @@ class Server implements Listener {
     try {
       leave = await this.#listen(signal);
       void this.#passTime(over.signal);
+      if (!this.#channel) this.#track(this.#attend(over.signal));
       if (!signal?.aborted) this.#o.onReady?.();
       await promise;
     } finally {
@@ -159,6 +167,15 @@ class Server implements Listener {
       signal?.removeEventListener('abort', onAbort);
       leave?.();
     }
+  }
+
+  #attend(signal: AbortSignal): Promise<void> {
+    const heard = (): boolean => {
+      const was = this.#heard;
+      this.#heard = false;
+      return was;
+    };
+    return attend(this.#t, this.#room, this.#signer, signal, { presence: this.#o.presence ?? true, heard });
   }
 
   /** Tells the ledger the time, also while nobody asks for anything. */
@@ -210,6 +227,7 @@ class Server implements Listener {
   }
 
   message(m: Incoming): void {
+    this.#heard = true;
     if (m.from !== '' && m.from === this.#self) return;
     const frame = decode(m.text);
     if (!frame || m.from === '') {
