@@ -227,12 +227,23 @@ export const verifyBackends: Backends<(publicKey: Uint8Array, signature: Uint8Ar
         return false;
       }
     },
-    (crypto) => (publicKey, signature, message) => {
-      try {
-        return crypto.verify(null, message, nativePublicKey(crypto, 'Ed25519', publicKey), signature);
-      } catch {
-        return false;
-      }
+    (crypto) => {
+      // Making a key object is a good part of a verification, and a program hears the same few keys again and again.
+      const lately = new Map<string, KeyObject>();
+      return (publicKey, signature, message) => {
+        try {
+          const x = toBase64url(publicKey);
+          let key = lately.get(x);
+          if (key === undefined) {
+            key = nativePublicKey(crypto, 'Ed25519', publicKey);
+            if (lately.size >= 256) lately.clear();
+            lately.set(x, key);
+          }
+          return crypto.verify(null, message, key, signature);
+        } catch {
+          return false;
+        }
+      };
     },
     (verify) => {
       const key = ed25519(zeros(32));
