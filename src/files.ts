@@ -121,7 +121,7 @@ export class Files {
     const { process } = globalThis as { process?: Process };
     const builtin = <T>(id: string): T => {
       const module = process?.getBuiltinModule?.(id);
-      if (module === undefined) throw new Unavailable('there is no file system here; keep the seed yourself');
+      if (module === undefined) throw new Unavailable('there is no file system here: this takes Node, Bun or Deno');
       return module as T;
     };
     this.#fs = builtin<Fs>('node:fs');

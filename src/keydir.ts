@@ -28,16 +28,16 @@ import {
 type Ledger = Map<string, LastNonces>;
 
 /** What stands between quoted texts, whitespace and punctuation: in a ledger, numbers alone. */
-const TOKEN = /"(?:[^"\\]|\\.)*"|[^\s{}:,"]+/g;
+const TOKEN = /"[^"\\]*(?:\\.[^"\\]*)*"?|[^\s{}:,"]+/g;
 
 /** A ledger's text, nonces exact; undefined when it has not exactly the form of one. */
 function parseLedger(text: string): Ledger | undefined {
-  // A nonce has up to 19 digits, and JSON.parse keeps 15: it goes through as a text in an array, which no ledger holds.
-  const exact = text.replace(TOKEN, (token) =>
-    token.startsWith('"') ? token : /^(?:0|[1-9]\d{0,18})$/.test(token) ? `["${token}"]` : '?',
-  );
   const ledger: Ledger = new Map();
   try {
+    // A nonce has up to 19 digits, and JSON.parse keeps 15: it goes through as a text in an array, which no ledger holds.
+    const exact = text.replace(TOKEN, (token) =>
+      token.startsWith('"') ? token : /^(?:0|[1-9]\d{0,18})$/.test(token) ? `["${token}"]` : '?',
+    );
     const dids: unknown = JSON.parse(exact);
     if (!isObject(dids)) return undefined;
     for (const [did, scopes] of Object.entries(dids)) {

@@ -272,6 +272,8 @@ describe('ledger', () => {
       '\ufeff{}',
       '{} {}',
       '{"x": {"r": NaN}}',
+      // A text without an end must not take longer than reading it.
+      `{"${'\\"'.repeat(200_000)}`,
     ];
     for (const ledger of bad) {
       writeFileSync(path('nonces.json'), ledger);
