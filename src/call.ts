@@ -41,8 +41,8 @@ export interface CallOptions extends Options {
 
 type Member = { [key: string]: Json };
 
-/** What a conversation makes of a frame that reached it: the end, a sign of life, or nothing of its own. */
-export type Taken = 'done' | 'alive' | undefined;
+/** What a conversation makes of a frame that reached it: the end, a sign of life (good for so many ms), or nothing of its own. */
+export type Taken = 'done' | 'alive' | number | undefined;
 
 // --- the inbox ---------------------------------------------------------------------------------------------------
 
@@ -55,14 +55,14 @@ interface Waiting {
 }
 
 /** All conversations whose answers come through one channel. */
-class Inbox implements Listener {
+class Inbox {
   /** In the ids that we mint: unlike that of any other client, also of an earlier run. */
   readonly tag: string;
   readonly #t: Transport;
   readonly #waiting = new Map<string, Waiting>();
   #count = 0;
   #users = 0;
-  #listening: Promise<() => void> | undefined;
+  #session: Session | undefined;
 
   constructor(t: Transport) {
     this.#t = t;
@@ -81,26 +81,50 @@ class Inbox implements Listener {
       if (!inside) return;
       inside = false;
       if (--this.#users > 0) return;
-      this.#listening?.then(
-        (end) => end(),
-        () => {},
-      );
-      this.#listening = undefined;
+      this.#session?.stop();
+      this.#session = undefined;
     };
     try {
-      if (!this.#listening) {
-        const listening = channel.listen(this);
-        this.#listening = listening;
-        listening.catch(() => {
-          if (this.#listening === listening) this.#listening = undefined;
-        });
-      }
-      await orAbort(this.#listening, signal);
+      await orAbort((this.#session ??= this.#listen(channel)).ready, signal);
       return leave;
     } catch (cause) {
       leave();
       throw cause;
     }
+  }
+
+  /** Begins to listen; what an earlier listening, not over yet, still hears does not count. */
+  #listen(channel: Channel): Session {
+    const stop = new AbortController();
+    let session: Session | undefined;
+    const isCurrent = (): boolean => this.#session === session;
+    const listener: Listener = {
+      message: (m) => isCurrent() && this.#message(m),
+      gap: (gap) => {
+        if (isCurrent()) for (const waiting of [...this.#waiting.values()]) waiting.lost(gap);
+      },
+      end: (cause) => {
+        if (!isCurrent()) return;
+        this.#session = undefined;
+        for (const waiting of [...this.#waiting.values()]) waiting.fail(cause);
+      },
+      expects: () => this.#waiting.size,
+    };
+    const ready = channel.listen(listener, stop.signal);
+    session = {
+      ready,
+      stop() {
+        stop.abort();
+        ready.then(
+          (end) => end(),
+          () => {},
+        );
+      },
+    };
+    ready.catch(() => {
+      if (isCurrent()) this.#session = undefined;
+    });
+    return session;
   }
 
   wait(id: string, waiting: Waiting): void {
@@ -112,7 +136,7 @@ class Inbox implements Listener {
     this.#waiting.delete(id);
   }
 
-  message(m: Incoming): void {
+  #message(m: Incoming): void {
     const frame = m.from === '' ? undefined : decode(m.text);
     if (!frame) return;
     for (const member of Array.isArray(frame) ? frame : [frame]) {
@@ -129,19 +153,12 @@ class Inbox implements Listener {
       }
     }
   }
+}
 
-  busy(): number {
-    return this.#waiting.size;
-  }
-
-  gap(gap: RingGap): void {
-    for (const waiting of [...this.#waiting.values()]) waiting.lost(gap);
-  }
-
-  end(cause: unknown): void {
-    this.#listening = undefined;
-    for (const waiting of [...this.#waiting.values()]) waiting.fail(cause);
-  }
+/** One time of listening. */
+interface Session {
+  ready: Promise<() => void>;
+  stop(): void;
 }
 
 /**
@@ -152,7 +169,8 @@ class Inbox implements Listener {
  */
 export function mayUseId(did: string, id: unknown): boolean {
   const minted = typeof id === 'string' ? /^([0-9a-f]{16})\.[\w-]{8}\.\d+\.\d+$/.exec(id) : null;
-  return minted === null || minted[1] === fingerprint(did);
+  // Where identities are no DIDs, on a channel of two, there is nobody else.
+  return minted === null || !isDid(did) || minted[1] === fingerprint(did);
 }
 
 const INBOXES = {};
@@ -261,6 +279,7 @@ function addressed(params: Json | undefined, replyTo: string | undefined): Json 
  * @internal
  * @param take gets responses with the request's id, and every notification of the peer's; what it throws ends the call
  * @param maxMs how long signs of life can extend the timeout, ms
+ * @param begin told the request's id just before it is written
  * @throws as {@link call}
  */
 export async function converse(
@@ -271,6 +290,7 @@ export async function converse(
   o: CallOptions,
   take: (frame: Member, kind: 'response' | 'notification') => Taken,
   maxMs: number = (o.timeoutMs ?? 30_000) * 10,
+  begin?: (id: string) => void,
 ): Promise<void> {
   const t = transportOf(o);
   const { clock } = t;
@@ -305,13 +325,13 @@ export async function converse(
     stop.abort(doubt ?? timeoutError(room, id, Math.max(clock.now() - begun, timeoutMs), clock.now(), sent, seen));
   };
   let isExtended = false;
-  const extend = (): void => {
+  const extend = (ms: number): void => {
     if (!isExtended) void endAfter(maxMs - timeoutMs, stop.signal);
     isExtended = true;
     timer.abort();
     timer = new AbortController();
-    void endAfter(timeoutMs, timer.signal);
-    deadline = clock.now() + timeoutMs;
+    void endAfter(ms, timer.signal);
+    deadline = clock.now() + ms;
   };
   void endAfter(timeoutMs, timer.signal);
 
@@ -355,7 +375,7 @@ export async function converse(
             pins.set(room, (line.peer = from));
           }
           if (taken === 'done') finish();
-          else extend();
+          else extend(taken === 'alive' ? timeoutMs : taken);
         } catch (cause) {
           stop.abort(cause);
         }
@@ -369,6 +389,7 @@ export async function converse(
       fail: (cause) => stop.abort(cause),
     });
     forget = () => inbox.forget(id);
+    begin?.(id);
 
     // The service takes five copies of a text a minute, from anybody.
     const interval = Math.max(timeoutMs / (retries + 1), retries > 4 ? 15_000 : 0);
