@@ -55,14 +55,14 @@ interface Waiting {
 }
 
 /** All conversations whose answers come through one channel. */
-class Inbox {
+class Inbox implements Listener {
   /** In the ids that we mint: unlike that of any other client, also of an earlier run. */
   readonly tag: string;
   readonly #t: Transport;
   readonly #waiting = new Map<string, Waiting>();
   #count = 0;
   #users = 0;
-  #session: Session | undefined;
+  #listening: Promise<() => void> | undefined;
 
   constructor(t: Transport) {
     this.#t = t;
@@ -81,50 +81,26 @@ class Inbox {
       if (!inside) return;
       inside = false;
       if (--this.#users > 0) return;
-      this.#session?.stop();
-      this.#session = undefined;
+      this.#listening?.then(
+        (end) => end(),
+        () => {},
+      );
+      this.#listening = undefined;
     };
     try {
-      await orAbort((this.#session ??= this.#listen(channel)).ready, signal);
+      if (!this.#listening) {
+        const listening = channel.listen(this);
+        this.#listening = listening;
+        listening.catch(() => {
+          if (this.#listening === listening) this.#listening = undefined;
+        });
+      }
+      await orAbort(this.#listening, signal);
       return leave;
     } catch (cause) {
       leave();
       throw cause;
     }
-  }
-
-  /** Begins to listen; what an earlier listening, not over yet, still hears does not count. */
-  #listen(channel: Channel): Session {
-    const stop = new AbortController();
-    let session: Session | undefined;
-    const isCurrent = (): boolean => this.#session === session;
-    const listener: Listener = {
-      message: (m) => isCurrent() && this.#message(m),
-      gap: (gap) => {
-        if (isCurrent()) for (const waiting of [...this.#waiting.values()]) waiting.lost(gap);
-      },
-      end: (cause) => {
-        if (!isCurrent()) return;
-        this.#session = undefined;
-        for (const waiting of [...this.#waiting.values()]) waiting.fail(cause);
-      },
-      expects: () => this.#waiting.size,
-    };
-    const ready = channel.listen(listener, stop.signal);
-    session = {
-      ready,
-      stop() {
-        stop.abort();
-        ready.then(
-          (end) => end(),
-          () => {},
-        );
-      },
-    };
-    ready.catch(() => {
-      if (isCurrent()) this.#session = undefined;
-    });
-    return session;
   }
 
   wait(id: string, waiting: Waiting): void {
@@ -136,7 +112,7 @@ class Inbox {
     this.#waiting.delete(id);
   }
 
-  #message(m: Incoming): void {
+  message(m: Incoming): void {
     const frame = m.from === '' ? undefined : decode(m.text);
     if (!frame) return;
     for (const member of Array.isArray(frame) ? frame : [frame]) {
@@ -153,12 +129,19 @@ class Inbox {
       }
     }
   }
-}
 
-/** One time of listening. */
-interface Session {
-  ready: Promise<() => void>;
-  stop(): void;
+  busy(): number {
+    return this.#waiting.size;
+  }
+
+  gap(gap: RingGap): void {
+    for (const waiting of [...this.#waiting.values()]) waiting.lost(gap);
+  }
+
+  end(cause: unknown): void {
+    this.#listening = undefined;
+    for (const waiting of [...this.#waiting.values()]) waiting.fail(cause);
+  }
 }
 
 /**
@@ -169,8 +152,7 @@ interface Session {
  */
 export function mayUseId(did: string, id: unknown): boolean {
   const minted = typeof id === 'string' ? /^([0-9a-f]{16})\.[\w-]{8}\.\d+\.\d+$/.exec(id) : null;
-  // Where identities are no DIDs, on a channel of two, there is nobody else.
-  return minted === null || !isDid(did) || minted[1] === fingerprint(did);
+  return minted === null || minted[1] === fingerprint(did);
 }
 
 const INBOXES = {};
