@@ -520,7 +520,7 @@ export class Session implements Channel {
   }
 
   // Reads until something came, into inbox and problem.
-  #gather(deadline: number, signal?: AbortSignal): Promise<void> {
+  #gather(deadline: number, signal?: AbortSignal, isPump = false): Promise<void> {
     return this.#reads.take(async () => {
       const { seat, outbox, queue, inbox, hello } = this.#s;
       const { clock } = this.#http;
@@ -537,8 +537,9 @@ export class Session implements Channel {
       if (hello && !outbox.length && clock.now() >= this.#helloAt) outbox.push(hello);
       await post();
       const wasOver = this.#over();
-      const either = wasOver ? signal : eitherOf(signal, this.#bell.signal);
       for (;;) {
+        const bell = this.#bell.signal;
+        const either = wasOver ? signal : eitherOf(signal, bell);
         const pause = Math.min(PAUSE_MS[0] * 2 ** (this.#idle - 1), PAUSE_MS[1], deadline - clock.now());
         const start = clock.now();
         let waitMs = 0;
@@ -549,8 +550,9 @@ export class Session implements Channel {
           if (this.#problem === undefined) waitMs = Math.min(Math.max(deadline - clock.now(), 0), MAX_WAIT_MS);
           frames = await this.#relay.recv(seat, this.#s.floor, waitMs, { signal: either });
         } catch (cause) {
-          if (either !== signal && either?.aborted && !signal?.aborted) return;
-          return this.#lost(cause);
+          if (wasOver || !bell.aborted || signal?.aborted) return this.#lost(cause);
+          if (this.#over() || (isPump && !this.#listeners.size)) return;
+          continue;
         }
         const { floor } = this.#s;
         const keyed = this.#take(frames);
@@ -612,8 +614,11 @@ export class Session implements Channel {
     Object.assign(this.#s, { floor: seq, hello: undefined });
     if (seq > floor + 1n) {
       onEvent({ kind: 'gap', expected: `${floor + 1n}`, got: `${seq}` });
-      const gap = new RingGap(this.room, Number(floor + 1n), Number(seq), 'overflow');
-      for (const listener of this.#listeners) listener.gap(gap);
+      // So many cannot be lost: the other end was resumed, which need not have cost anything.
+      if (seq - floor < 2n ** 40n) {
+        const gap = new RingGap(this.room, Number(floor + 1n), Number(seq), 'overflow');
+        for (const listener of this.#listeners) listener.gap(gap);
+      }
     }
     const { kind, text } = unmarshalMessage(plain);
     const from = sha256(this.#s.peer!);
@@ -631,7 +636,7 @@ export class Session implements Channel {
   async #pump(): Promise<void> {
     const step = async (waitMs: number): Promise<{ value?: boolean }> => {
       const { floor } = this.#s;
-      await this.#gather(this.#http.clock.now() + waitMs);
+      await this.#gather(this.#http.clock.now() + waitMs, undefined, true);
       const problem = this.#problem;
       this.#problem = undefined;
       if (this.#s.inbox.length) this.#ring();
@@ -641,11 +646,14 @@ export class Session implements Channel {
     };
     let cause: unknown;
     this.#pumping = true;
-    try {
-      for await (const isDone of poll(this.#http, step, { waitMs: MAX_WAIT_MS })) if (isDone) break;
-      cause = new SessionClosed(this.#s.why);
-    } catch (e) {
-      cause = e;
+    // Whoever begins to listen while the last one leaves is served as well.
+    while (cause === undefined && this.#listeners.size) {
+      try {
+        for await (const isDone of poll(this.#http, step, { waitMs: MAX_WAIT_MS })) if (isDone) break;
+        if (this.#over()) cause = new SessionClosed(this.#s.why);
+      } catch (e) {
+        cause = e;
+      }
     }
     this.#pumping = false;
     for (const listener of this.#listeners) listener.end(cause);

@@ -1,0 +1,197 @@
+import { describe, expect, test } from 'vitest';
+import { utf8 } from '../src/bytes.ts';
+import type { Incoming, Listener } from '../src/channel.ts';
+import { createLocalService } from '../src/local.ts';
+import { HttpRelay, Identity, Session } from '../src/parley.ts';
+import { call, notify, Signer, serve } from '../src/technocore-rpc.ts';
+
+const code = (name: string, more: object = {}) => expect.objectContaining({ code: name, ...more });
+
+interface World {
+  fetch: typeof fetch;
+  opener: Session;
+  joiner: Session;
+  signer: Signer;
+}
+
+async function pair(): Promise<World> {
+  const { fetch } = createLocalService();
+  const session = (seed: string): Session =>
+    new Session(Identity.fromSeed(utf8(seed)), new HttpRelay('http://relay', { fetch }));
+  const [opener, joiner] = [session('opener'), session('joiner')];
+  await joiner.join(await opener.open('rpc'));
+  return { fetch, opener, joiner, signer: Signer.generate() };
+}
+
+async function active(session: Session): Promise<void> {
+  while (session.peer.state !== 'active') {
+    await session.poll();
+    await new Promise((resolve) => setTimeout(resolve, 5));
+  }
+}
+
+function serving({ opener, fetch }: World, methods: Map<string, any>, more: object = {}) {
+  const stop = new AbortController();
+  const signer = Signer.generate();
+  const done = serve(opener, signer, { fetch, base: 'http://local', methods, signal: stop.signal, ...more });
+  return { done, stop: () => stop.abort(), signer };
+}
+
+describe('JSON-RPC over a session', () => {
+  test('a call finishes the handshake by itself, and comes back', async () => {
+    const world = await pair();
+    const seen: string[] = [];
+    const methods = new Map([
+      [
+        'add',
+        ({ a, b }: any, context: any) => {
+          seen.push(context.from);
+          return a + b;
+        },
+      ],
+      ['fail', () => Promise.reject(new Error('inside'))],
+    ]);
+    const server = serving(world, methods);
+    const { joiner, signer, fetch } = world;
+    const o = { fetch, base: 'http://local' };
+    expect(await call(joiner, 'add', { a: 1, b: 2 }, signer, o)).toBe(3);
+    await expect(call(joiner, 'none', {}, signer, o)).rejects.toMatchObject({ rpc: { code: -32601 } });
+    await expect(call(joiner, 'fail', {}, signer, o)).rejects.toMatchObject({ rpc: { code: -32603 } });
+    const many = await Promise.all([...Array(50).keys()].map((a) => call(joiner, 'add', { a, b: 1 }, signer, o)));
+    expect(many).toEqual([...Array(50).keys()].map((a) => a + 1));
+    // Who called is what the handshake proved.
+    expect(new Set(seen).size).toBe(1);
+    expect(seen[0]).toMatch(/^parley:[\w-]{43}$/);
+    server.stop();
+    await server.done;
+  });
+
+  test('both ends serve and call at once', async () => {
+    const { fetch, opener, joiner } = await pair();
+    const o = { fetch, base: 'http://local' };
+    const stop = new AbortController();
+    const who = (name: string) => new Map([['who', () => name]]);
+    const [a, b] = [Signer.generate(), Signer.generate()];
+    const both = [
+      serve(opener, a, { ...o, methods: who('opener'), signal: stop.signal }),
+      serve(joiner, b, { ...o, methods: who('joiner'), signal: stop.signal }),
+    ];
+    expect(await Promise.all([call(opener, 'who', {}, a, o), call(joiner, 'who', {}, b, o)])).toEqual([
+      'joiner',
+      'opener',
+    ]);
+    stop.abort();
+    await Promise.all(both);
+  });
+
+  test('requests and talk do not mix', async () => {
+    const world = await pair();
+    const { opener, joiner, signer, fetch } = world;
+    const o = { fetch, base: 'http://local' };
+    const asked: unknown[] = [];
+    const server = serving(world, new Map([['note', (params: unknown) => void asked.push(params)]]));
+    const heard: string[] = [];
+    const listening = (async () => {
+      for await (const { kind, text } of opener.messages()) heard.push(`${kind} ${text}`);
+    })();
+    await active(joiner);
+    await joiner.send('hello');
+    expect(await call(joiner, 'note', { n: 1 }, signer, o)).toBe(null);
+    await joiner.send('{"jsonrpc": "1.0"} is talk');
+    await notify(joiner, 'note', { n: 2 }, signer, o);
+    await joiner.send('[1,2]');
+    expect((await opener.poll(0)).length).toBeLessThanOrEqual(1);
+    await opener.send('hello yourself');
+    expect((await joiner.poll(5000)).map((m) => m.text)).toEqual(['hello yourself']);
+    await joiner.close('done');
+    await listening;
+    expect(heard.filter((t) => t !== 'say [1,2]')).toEqual([
+      'say hello',
+      'say {"jsonrpc": "1.0"} is talk',
+      'close done',
+    ]);
+    expect(asked).toEqual([{ n: 1 }, { n: 2 }]);
+    // Nothing more can come: that ends the serving, by name.
+    await expect(server.done).rejects.toThrow(code('session_closed'));
+  });
+
+  test('frames that come before anybody listens are kept, talk is not held up by them', async () => {
+    const world = await pair();
+    const { opener, joiner, signer, fetch } = world;
+    const o = { fetch, base: 'http://local' };
+    await opener.poll();
+    await joiner.poll();
+    const early = call(joiner, 'now', {}, signer, o);
+    await joiner.send('talk');
+    const got: string[] = [];
+    while (!got.length) got.push(...(await opener.poll(1000)).map((m) => m.text));
+    expect(got).toEqual(['talk']);
+    // Even a process in between does not lose them.
+    const again = await Session.resume(
+      opener.save(),
+      Identity.fromSeed(utf8('opener')),
+      new HttpRelay('http://relay', { fetch }),
+    );
+    const server = serving({ ...world, opener: again }, new Map([['now', () => 'late but here']]));
+    expect(await early).toBe('late but here');
+    server.stop();
+    await server.done;
+  });
+
+  test('a closed session fails what waits, at once', async () => {
+    const { fetch, opener, joiner, signer } = await pair();
+    await opener.poll();
+    const o = { fetch, base: 'http://local', timeoutMs: 60_000 };
+    const waiting = call(joiner, 'x', {}, signer, o);
+    await opener.poll(1000);
+    await opener.close('no');
+    await expect(waiting).rejects.toThrow(code('session_closed'));
+    await expect(call(joiner, 'x', {}, signer, o)).rejects.toThrow(code('session_closed'));
+  });
+
+  test('lost frames fail what waits for an answer', async () => {
+    const { fetch, opener, joiner, signer } = await pair();
+    await opener.poll();
+    await joiner.poll();
+    const waiting = call(joiner, 'x', {}, signer, { fetch, base: 'http://local', timeoutMs: 60_000 });
+    const swallow: typeof HttpRelay.prototype.send = async () => {};
+    const { send } = HttpRelay.prototype;
+    HttpRelay.prototype.send = swallow;
+    await opener.send('lost');
+    HttpRelay.prototype.send = send;
+    await opener.send('here');
+    await expect(waiting).rejects.toThrow(code('ring_gap', { expected: 2, oldest: 3 }));
+  });
+
+  test('a listener that leaves ends the reading, and polls go on as before', async () => {
+    const { fetch, opener, joiner } = await pair();
+    const got: Incoming[] = [];
+    const listener: Listener = { message: (m) => void got.push(m), gap() {}, end() {} };
+    const leave = await opener.listen(listener);
+    const polled = opener.poll(20_000);
+    await active(joiner);
+    leave();
+    leave();
+    await joiner.send('talk');
+    expect((await polled).map((m) => m.text)).toEqual(['talk']);
+    const again = await opener.listen(listener);
+    await joiner.send('{"jsonrpc":"2.0","method":"x"}');
+    while (!got.length) await new Promise((resolve) => setTimeout(resolve, 5));
+    expect(got[0]).toMatchObject({ text: '{"jsonrpc":"2.0","method":"x"}', room: opener.room, nonce: '3' });
+    again();
+    const lonely = new Session(Identity.generate(), new HttpRelay('http://relay', { fetch }));
+    await expect(lonely.listen(listener)).rejects.toThrow(code('relay_refused'));
+  });
+
+  test('talk that nobody reads is kept within a bound while somebody listens', async () => {
+    const { opener, joiner } = await pair();
+    const leave = await opener.listen({ message() {}, gap() {}, end() {} });
+    await active(joiner);
+    for (let i = 0; i < 1100; i++) await joiner.send(`${i}`);
+    await joiner.send('{"jsonrpc":"2.0","method":"last"}');
+    const texts: string[] = [];
+    while (texts.length < 1024) texts.push(...(await opener.poll(1000)).map((m) => m.text));
+    expect(texts).toContain('1023');
+    leave();
+  });
+});
