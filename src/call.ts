@@ -55,14 +55,14 @@ interface Waiting {
 }
 
 /** All conversations whose answers come through one channel. */
-class Inbox implements Listener {
+class Inbox {
   /** In the ids that we mint: unlike that of any other client, also of an earlier run. */
   readonly tag: string;
   readonly #t: Transport;
   readonly #waiting = new Map<string, Waiting>();
   #count = 0;
   #users = 0;
-  #listening: Promise<() => void> | undefined;
+  #session: Session | undefined;
 
   constructor(t: Transport) {
     this.#t = t;
@@ -81,26 +81,50 @@ class Inbox implements Listener {
       if (!inside) return;
       inside = false;
       if (--this.#users > 0) return;
-      this.#listening?.then(
-        (end) => end(),
-        () => {},
-      );
-      this.#listening = undefined;
+      this.#session?.stop();
+      this.#session = undefined;
     };
     try {
-      if (!this.#listening) {
-        const listening = channel.listen(this);
-        this.#listening = listening;
-        listening.catch(() => {
-          if (this.#listening === listening) this.#listening = undefined;
-        });
-      }
-      await orAbort(this.#listening, signal);
+      await orAbort((this.#session ??= this.#listen(channel)).ready, signal);
       return leave;
     } catch (cause) {
       leave();
       throw cause;
     }
+  }
+
+  /** Begins to listen; what an earlier listening, not over yet, still hears does not count. */
+  #listen(channel: Channel): Session {
+    const stop = new AbortController();
+    let session: Session | undefined;
+    const isCurrent = (): boolean => this.#session === session;
+    const listener: Listener = {
+      message: (m) => isCurrent() && this.#message(m),
+      gap: (gap) => {
+        if (isCurrent()) for (const waiting of [...this.#waiting.values()]) waiting.lost(gap);
+      },
+      end: (cause) => {
+        if (!isCurrent()) return;
+        this.#session = undefined;
+        for (const waiting of [...this.#waiting.values()]) waiting.fail(cause);
+      },
+      expects: () => this.#waiting.size,
+    };
+    const ready = channel.listen(listener, stop.signal);
+    session = {
+      ready,
+      stop() {
+        stop.abort();
+        ready.then(
+          (end) => end(),
+          () => {},
+        );
+      },
+    };
+    ready.catch(() => {
+      if (isCurrent()) this.#session = undefined;
+    });
+    return session;
   }
 
   wait(id: string, waiting: Waiting): void {
@@ -112,7 +136,7 @@ class Inbox implements Listener {
     this.#waiting.delete(id);
   }
 
-  message(m: Incoming): void {
+  #message(m: Incoming): void {
     const frame = m.from === '' ? undefined : decode(m.text);
     if (!frame) return;
     for (const member of Array.isArray(frame) ? frame : [frame]) {
@@ -129,19 +153,12 @@ class Inbox implements Listener {
       }
     }
   }
+}
 
-  busy(): number {
-    return this.#waiting.size;
-  }
-
-  gap(gap: RingGap): void {
-    for (const waiting of [...this.#waiting.values()]) waiting.lost(gap);
-  }
-
-  end(cause: unknown): void {
-    this.#listening = undefined;
-    for (const waiting of [...this.#waiting.values()]) waiting.fail(cause);
-  }
+/** One time of listening. */
+interface Session {
+  ready: Promise<() => void>;
+  stop(): void;
 }
 
 /**

@@ -5,7 +5,17 @@
  * @module
  */
 import type { RingGap } from './errors.ts';
-import { budgetOf, orAbort, type Polled, poll, retrying, rhythmOf, sharedOf, type Transport } from './http.ts';
+import {
+  budgetOf,
+  type Clock,
+  orAbort,
+  type Polled,
+  poll,
+  retrying,
+  rhythmOf,
+  sharedOf,
+  type Transport,
+} from './http.ts';
 import { type Message, verifyMessage } from './messages.ts';
 import { isDid } from './names.ts';
 import { type Batch, PATIENCE_MS, type Place, RoomCursor } from './rooms.ts';
@@ -33,8 +43,8 @@ export interface Listener {
   gap(gap: RingGap): void;
   /** Nothing will come any more. */
   end(cause: unknown): void;
-  /** How many exchanges are under way: the more, the less the next message alone is worth a read of its own. */
-  busy?(): number;
+  /** How many messages are likely to come soon: the more, the less the next one alone is worth a read of its own. */
+  expects?(): number;
   /** Whether messages come unasked, so that a second read, half a step after the first, halves the wait for them. */
   readonly stagger?: boolean;
 }
@@ -66,10 +76,65 @@ const STAGGER_PAUSE_MS = 600_000;
 /** Shares of the read budget that must be left for a probe and for a second parked read. */
 const PROBE_SHARE = 0.25;
 const STAGGER_SHARE = 0.4;
-/** Longest pause between two reads in a burst, ms. */
-const MAX_PAUSE_MS = 25;
 /** A warm cursor older than this is not worth the backlog, ms. */
 const WARM_MS = 30_000;
+
+/**
+ * In a burst each message would cost a read of its own: how long to let them gather, learned from how they come. Who
+ * exchanges one message at a time never waits for it.
+ */
+class Gathering {
+  readonly #clock: Clock;
+  /** Messages that a pause is to gather: ever more while they come, and no more than came when they do not. */
+  #want = 1;
+  /** How far apart messages come at the closest, ms. */
+  #apart = Number.POSITIVE_INFINITY;
+  /** When the last read of the burst came back. */
+  #last: number | undefined;
+
+  constructor(clock: Clock) {
+    this.#clock = clock;
+  }
+
+  /**
+   * The pause before the next read, ms.
+   *
+   * @param came messages that the last one brought
+   * @param took how long it was held, ms
+   * @param expected messages that are likely to come
+   */
+  pauseMs(came: number, took: number, expected: number): number {
+    const now = this.#clock.now();
+    const since = this.#last === undefined ? took : now - this.#last;
+    // A clock that was set back tells nothing.
+    if (since >= 0) this.#apart = Math.min(this.#apart, since / came);
+    if (expected < (this.#want > 1 ? 2 : FEW)) {
+      this.#want = 1;
+      this.#apart = Number.POSITIVE_INFINITY;
+      this.#last = undefined;
+      return 0;
+    }
+    this.#last = now;
+    if (came >= this.#want) this.#want = Math.min(4 * came, MAX_GATHERED);
+    else if (came <= this.#want / 2) this.#want = came;
+    const gathered = Math.min(this.#want, expected);
+    return gathered > 1 && this.#apart < FAR_MS ? Math.min(gathered * this.#apart, MAX_PAUSE_MS) : 0;
+  }
+
+  /** True while messages come in a burst. */
+  get burst(): boolean {
+    return this.#last !== undefined;
+  }
+}
+
+/** Messages for which no read is saved. */
+const FEW = 5;
+/** Most messages that a pause between two reads is meant to gather. */
+const MAX_GATHERED = 32;
+/** Messages further apart are not waited for, ms: they would keep the first ones too long. */
+const FAR_MS = 100;
+/** Longest such pause, ms. */
+const MAX_PAUSE_MS = 250;
 
 /** How to listen to a feed. */
 export interface Listening {
@@ -80,12 +145,17 @@ export interface Listening {
   nudged?: boolean;
 }
 
+interface Registration {
+  readonly listener: Listener;
+  readonly nudged: boolean;
+}
+
 /** One room as all its listeners read it. */
 export class Feed {
   readonly #t: Transport;
   readonly #cursor: RoomCursor;
-  /** Listeners, and whether they are {@link Listening.nudged}. */
-  readonly #listeners = new Map<Listener, boolean>();
+  readonly #gathering: Gathering;
+  readonly #listeners = new Set<Registration>();
   #loop: AbortController | undefined;
   #starting: Promise<void> | undefined;
   #place: Place | undefined;
@@ -95,10 +165,13 @@ export class Feed {
   /** Parking waits until then; `#wake` ends the wait early. */
   #holdUntil = 0;
   #wake: AbortController | undefined;
+  #prober: AbortController | undefined;
+  #nudged = false;
   #noStaggerUntil = 0;
 
   constructor(t: Transport, room: string) {
     this.#t = t;
+    this.#gathering = new Gathering(t.clock);
     this.#cursor = new RoomCursor(t, room);
   }
 
@@ -119,16 +192,18 @@ export class Feed {
 
   /** Resolves once no later message can be missed; what it returns ends the listening. */
   async listen(listener: Listener, { signal, from, nudged = false }: Listening = {}): Promise<() => void> {
-    this.#listeners.set(listener, nudged);
+    // One listener may come again before it has left.
+    const registration = { listener, nudged };
+    this.#listeners.add(registration);
     const leave = (): void => {
-      if (!this.#listeners.delete(listener) || this.#listeners.size > 0) return;
+      if (!this.#listeners.delete(registration) || this.#listeners.size > 0) return;
       this.#loop?.abort();
       this.#loop = undefined;
       this.#idleSince = this.#t.clock.now();
     };
     try {
       // Whoever comes while the cursor is being placed waits for the same reads; anew, if all others have left by then.
-      while (!this.#loop && this.#listeners.has(listener)) {
+      while (!this.#loop && this.#listeners.has(registration)) {
         this.#starting ??= this.#start(from).finally(() => {
           this.#starting = undefined;
         });
@@ -148,14 +223,30 @@ export class Feed {
     if (!loop || !rhythmOf(this.#t).coarse) return;
     this.#holdUntil = clock.now() + (this.#affords(PROBE_SHARE) ? PROBES_MS.at(-1)! : 0);
     this.#wake?.abort();
-    for (const ms of PROBES_MS) {
-      void clock
-        .sleep(ms, loop.signal)
-        .then(async () => {
-          if (this.#busy() > 0 && this.#affords(PROBE_SHARE)) await this.#read(0, loop.signal);
-        })
-        // The parked read that follows finds what a probe could not.
-        .catch(() => {});
+    this.#nudged = true;
+    // One who waits alone is looked for in his time; among many, when it is somebody's.
+    if (this.#prober && this.#expected() > 1) return;
+    this.#prober?.abort();
+    const prober = new AbortController();
+    this.#prober = prober;
+    void this.#probe(prober.signal, loop.signal).finally(() => {
+      if (this.#prober === prober) this.#prober = undefined;
+    });
+  }
+
+  async #probe(signal: AbortSignal, loop: AbortSignal): Promise<void> {
+    const { clock } = this.#t;
+    try {
+      while (this.#nudged && !loop.aborted) {
+        this.#nudged = false;
+        const start = clock.now();
+        for (const ms of PROBES_MS) {
+          await clock.sleep(Math.min(ms, start + ms - clock.now()), signal);
+          if (this.#expected() > 0 && this.#affords(PROBE_SHARE)) await this.#read(0, loop);
+        }
+      }
+    } catch {
+      // The parked read that follows finds what a probe could not.
     }
   }
 
@@ -163,10 +254,10 @@ export class Feed {
     return budgetOf(this.#t, 'read').left > share;
   }
 
-  #busy(): number {
-    let busy = 0;
-    for (const listener of this.#listeners.keys()) busy += listener.busy?.() ?? 0;
-    return busy;
+  #expected(): number {
+    let expected = 0;
+    for (const { listener } of this.#listeners) expected += listener.expects?.() ?? 0;
+    return expected;
   }
 
   async #start(from: Place | undefined): Promise<void> {
@@ -187,8 +278,9 @@ export class Feed {
 
   async #run(loop: AbortController): Promise<void> {
     const { signal } = loop;
+    const { clock } = this.#t;
     let second = false;
-    const step = async (waitMs: number): Promise<Polled<true>> => {
+    const step = async (waitMs: number): Promise<Polled<number>> => {
       await this.#hold(signal);
       if (!second && this.#staggers()) {
         second = true;
@@ -199,26 +291,22 @@ export class Feed {
       return this.#read(waitMs, signal);
     };
     try {
-      for await (const _ of poll(this.#t, step, { signal })) {
-        // In a burst each message would cost a read; a short pause lets the next ones come together.
-        const busy = this.#busy();
-        if (busy > 1) await this.#t.clock.sleep(Math.min(busy, MAX_PAUSE_MS), signal);
-      }
+      for await (const pauseMs of poll(this.#t, step, { signal })) if (pauseMs > 0) await clock.sleep(pauseMs, signal);
     } catch (cause) {
       if (signal.aborted) return;
       loop.abort();
       this.#loop = undefined;
-      this.#idleSince = this.#t.clock.now();
-      const left = [...this.#listeners.keys()];
+      this.#idleSince = clock.now();
+      const left = [...this.#listeners];
       this.#listeners.clear();
-      for (const listener of left) listener.end(cause);
+      for (const { listener } of left) listener.end(cause);
     }
   }
 
   /** Waits with parking while a look is due sooner. */
   async #hold(signal: AbortSignal): Promise<void> {
     const { clock } = this.#t;
-    if (!rhythmOf(this.#t).coarse || ![...this.#listeners.values()].every((nudged) => nudged)) return;
+    if (!rhythmOf(this.#t).coarse || ![...this.#listeners].every(({ nudged }) => nudged)) return;
     for (;;) {
       const ms = Math.min(this.#holdUntil - clock.now(), EXPECT_MS);
       if (ms <= 0) return;
@@ -235,9 +323,10 @@ export class Feed {
   #staggers(): boolean {
     return (
       rhythmOf(this.#t).coarse &&
+      !this.#gathering.burst &&
       this.#t.clock.now() >= this.#noStaggerUntil &&
       this.#affords(STAGGER_SHARE) &&
-      [...this.#listeners.keys()].some((listener) => listener.stagger)
+      [...this.#listeners].some(({ listener }) => listener.stagger)
     );
   }
 
@@ -249,9 +338,9 @@ export class Feed {
       const step = async (waitMs: number): Promise<Polled<boolean>> => {
         const start = clock.now();
         const polled = await this.#read(waitMs, signal);
-        const early = !polled.value && (polled.held === false || clock.now() - start < STAGGER_MS);
+        const early = polled.value === undefined && (polled.held === false || clock.now() - start < STAGGER_MS);
         if (early) this.#noStaggerUntil = clock.now() + STAGGER_PAUSE_MS;
-        return { value: !early && this.#affords(STAGGER_SHARE) };
+        return { value: !early && !this.#gathering.burst && this.#affords(STAGGER_SHARE) };
       };
       for await (const goOn of poll(this.#t, step, { signal })) if (!goOn) return;
     } catch {
@@ -259,17 +348,21 @@ export class Feed {
     }
   }
 
-  async #read(waitMs: number, signal: AbortSignal): Promise<Polled<true>> {
+  /** One read; its value, if it brought anything, is how long to wait before the next one, ms. */
+  async #read(waitMs: number, signal: AbortSignal): Promise<Polled<number>> {
     const { clock } = this.#t;
     const start = clock.now();
     const view = await this.#cursor.look(waitMs, signal);
-    if (waitMs > 0 && view.messages.length > 0) rhythmOf(this.#t).woken(clock.now() - start);
-    const taken = this.#taking.then(async (): Promise<Polled<true>> => {
+    const took = clock.now() - start;
+    if (waitMs > 0 && view.messages.length > 0) rhythmOf(this.#t).woken(took);
+    const taken = this.#taking.then(async (): Promise<Polled<number>> => {
       signal.throwIfAborted();
       const batch = await this.#cursor.take(view, signal);
       if (batch) this.#deliver(batch);
+      if (batch?.messages.length)
+        return { value: this.#gathering.pauseMs(batch.messages.length, took, this.#expected()) };
       // What another read of ours brought first was no early answer.
-      if (batch || view.messages.length > 0) return { value: true };
+      if (batch || view.messages.length > 0) return { value: 0 };
       return view.waitHeld === undefined ? {} : { held: view.waitHeld };
     });
     this.#taking = taken.catch(() => {});
@@ -283,7 +376,7 @@ export class Feed {
       const { seq, text, nonce } = m;
       return nonce === undefined ? { from, text, room, seq } : { from, text, room, seq, nonce };
     });
-    for (const listener of [...this.#listeners.keys()]) {
+    for (const { listener } of [...this.#listeners]) {
       for (const m of incoming) listener.message(m);
       if (gap) listener.gap(gap);
     }

@@ -193,7 +193,7 @@ export class SealedLine implements SealedChannel {
       },
       gap: (gap) => listener.gap(gap),
       end: (cause) => listener.end(cause),
-      busy: () => listener.busy?.() ?? 0,
+      expects: () => listener.expects?.() ?? 0,
     };
   }
 

@@ -218,8 +218,9 @@ class Server implements Listener {
     this.#t.onEvent({ kind: 'lost', room: this.#room, gap });
   }
 
-  busy(): number {
-    return this.#unfinished.size;
+  /** Requests that come while others are worked on are a burst of unknown length. */
+  expects(): number {
+    return this.#unfinished.size > 1 ? Number.POSITIVE_INFINITY : 0;
   }
 
   end(cause: unknown): void {
