@@ -5,7 +5,15 @@
  * @module
  */
 import { toBase64url } from './bytes.ts';
-import { type Channel, type Incoming, isChannel, type Listener, mailboxes, type Sent } from './channel.ts';
+import {
+  type Channel,
+  checkMailbox,
+  type Incoming,
+  isChannel,
+  type Listener,
+  mailboxes,
+  type Sent,
+} from './channel.ts';
 import { classify, resultOf, rpcNotification, rpcRequest } from './dispatch.ts';
 import { BadName, CallTimeout, type RingGap, TechnocoreError } from './errors.ts';
 import { feedOf } from './feed.ts';
@@ -225,10 +233,10 @@ async function identityOf(t: Transport, did: string, o: Options): Promise<Identi
 
 /** The mailbox to write to: the one given, or the one a DID names. */
 async function mailboxOf(t: Transport, to: string, o: Options): Promise<string> {
-  if (!isDid(to)) return to;
+  if (!isDid(to)) return checkMailbox(to);
   const mailbox = (await identityOf(t, to, o))?.mailbox;
   if (mailbox === undefined) throw new TechnocoreError('no_mailbox', `${to} names no mailbox in an identity note`);
-  return mailbox;
+  return checkMailbox(mailbox);
 }
 
 async function lineOf(
@@ -248,6 +256,7 @@ async function lineOf(
   const { replyTo } = o;
   if (replyTo === undefined) throw new BadName('undefined', 'a call to a mailbox needs replyTo, our own mailbox');
   const mailbox = await mailboxOf(t, to, o);
+  if (mailbox === replyTo) throw new BadName(replyTo, 'an answer cannot come through the mailbox that is called');
   const channel = mailboxes(t, signer, mailbox, replyTo, o.latency);
   if (Array.isArray(params)) {
     // Positional params have no _meta: only our identity record can tell where the answer goes.
@@ -301,6 +310,14 @@ export async function converse(
   if (params !== undefined && (typeof params !== 'object' || params === null)) {
     throw new TechnocoreError('bad_params', 'params are an object, an array, or left out');
   }
+  // Too long with the shortest id that could be minted: known before anything is sent.
+  encode(
+    rpcRequest(
+      o.id || `${signer.fingerprint}.........0.0`,
+      method,
+      addressed(params, isChannel(to) ? undefined : o.replyTo),
+    ),
+  );
 
   const stop = new AbortController();
   const onAbort = (): void => stop.abort(o.signal?.reason);
@@ -363,6 +380,8 @@ export async function converse(
     inbox.wait(id, {
       take(frame, kind, from) {
         if (from === channel.self) return;
+        // Another call may have pinned it meanwhile.
+        line.peer ??= pins.get(room);
         if (line.peer !== undefined && from !== line.peer) {
           if (kind === 'response') t.onEvent({ kind: 'refused', id, room, from, reason: 'an answer from another key' });
           return;
