@@ -16,8 +16,8 @@ export class Budget {
   #tokens = 0;
   #at: number;
   #blockedUntil = Number.NEGATIVE_INFINITY;
-  /** Requests that will want a turn and have not asked yet, for those who must know before they join them. */
-  announced = 0;
+  /** Requests that will want a turn and have not asked for it yet, by the queue they stand in. */
+  readonly #queues = new Map<string, number>();
 
   constructor(clock: Clock, bucket: 'read' | 'write') {
     this.#clock = clock;
@@ -70,6 +70,33 @@ export class Budget {
     const short = n - this.#tokens;
     const turn = this.#perMinute === undefined || short <= 0 ? 0 : (short * 60_000) / this.#perMinute;
     return Math.max(turn, this.#blockedUntil - this.#clock.now(), 0);
+  }
+
+  /**
+   * Tells that a request will want a turn, after those before it in its queue.
+   *
+   * @returns it asks now, or never will
+   */
+  announce(queue: string): () => void {
+    const count = (n: number): void => {
+      const left = (this.#queues.get(queue) ?? 0) + n;
+      if (left > 0) this.#queues.set(queue, left);
+      else this.#queues.delete(queue);
+    };
+    count(1);
+    let isWaiting = true;
+    return () => {
+      if (isWaiting) count(-1);
+      isWaiting = false;
+    };
+  }
+
+  /** How long `n` more requests in a queue would wait for the last one's turn, ms: the queues take turns. */
+  projectMs(queue: string, n: number = 1): number {
+    const mine = (this.#queues.get(queue) ?? 0) + n;
+    let turns = mine;
+    for (const [name, count] of this.#queues) if (name !== queue) turns += Math.min(count, mine);
+    return this.delayMs(turns);
   }
 
   /**

@@ -4,6 +4,7 @@
  *
  * @module
  */
+import { isBatchable, sendBatched } from './batch.ts';
 import { toBase64url } from './bytes.ts';
 import {
   type Channel,
@@ -18,10 +19,10 @@ import { classify, resultOf, rpcNotification, rpcRequest } from './dispatch.ts';
 import { BadName, CallTimeout, type RingGap, TechnocoreError } from './errors.ts';
 import { feedOf } from './feed.ts';
 import { decode, encode, isObject, type Json } from './frames.ts';
-import { type Options, orAbort, sharedOf, type Transport, transportOf } from './http.ts';
+import { budgetOf, type Options, orAbort, sharedOf, type Transport, transportOf } from './http.ts';
 import { type Identity, resolveIdentity } from './identity.ts';
 import { fingerprint, isDid } from './names.ts';
-import { isThere, LOOK_MS, type Presence, presenceOf } from './presence.ts';
+import { isServedHere, isThere, LOOK_MS, type Presence, presenceOf } from './presence.ts';
 import { saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
@@ -43,11 +44,23 @@ export interface CallOptions extends Options {
   peer?: string;
   /** How often the same request is sent again within `timeoutMs`, when no answer comes; default 0. Needs a server that knows repeats. */
   retry?: number;
+  /**
+   * Lets calls that wait to be written to one mailbox share a message, and so a write of the budget: the first goes at once,
+   * those that come meanwhile go together, and are answered together. Default false. Calls of MCP never share.
+   */
+  batch?: boolean;
   /** `frugal`: no more reads than one that is parked. Default `fast`: a few more, within the read budget, for half the latency. */
   latency?: 'fast' | 'frugal';
 }
 
 type Member = { [key: string]: Json };
+
+/**
+ * How much of a call's time its write must leave for the answer: a share, and at most so many ms. A server has no larger
+ * budget than we have, so that where our write has to wait, its own will.
+ */
+const ANSWER_SHARE = 0.25;
+const ANSWER_MS = 10_000;
 
 /** What a conversation makes of a frame that reached it: the end, a sign of life (good for so many ms), or nothing of its own. */
 export type Taken = 'done' | 'alive' | number | undefined;
@@ -354,6 +367,7 @@ export async function converse(
 
   let leave: (() => void) | undefined;
   let forget: (() => void) | undefined;
+  let answered: (() => void) | undefined;
   try {
     const line = await orAbort(lineOf(t, to, params, signer, { ...o, signal: stop.signal }), stop.signal);
     const { channel, pins, inbox } = line;
@@ -410,11 +424,24 @@ export async function converse(
     forget = () => inbox.forget(id);
     begin?.(id);
 
+    const isShared = o.batch === true && line.replyTo !== undefined && isBatchable(method, params);
+    // Where the answer is written out of our own budget, it counts from now on.
+    if (!isShared && line.replyTo !== undefined && isServedHere(t, room)) {
+      answered = budgetOf(t, 'write').announce(`to ${line.replyTo}`);
+    }
+    const send = (): Promise<Sent> => {
+      const by = Math.min(deadline, clock.now() + timeoutMs) - Math.min(timeoutMs * ANSWER_SHARE, ANSWER_MS);
+      const how = { signal: stop.signal, deadline: by };
+      return isShared
+        ? sendBatched(t, `${signer.did} ${room} ${line.replyTo}`, channel, text, how)
+        : channel.send(text, how);
+    };
+
     // The service takes five copies of a text a minute, from anybody.
     const interval = Math.max(timeoutMs / (retries + 1), retries > 4 ? 15_000 : 0);
     for (; attempt <= retries; attempt++) {
       try {
-        sent = await channel.send(text, { signal: stop.signal, deadline: Math.min(deadline, clock.now() + timeoutMs) });
+        sent = await send();
         doubt = undefined;
       } catch (cause) {
         // It may have arrived all the same: the answer would tell.
@@ -439,6 +466,7 @@ export async function converse(
     stop.abort();
     timer.abort();
     forget?.();
+    answered?.();
     leave?.();
   }
 }
@@ -476,7 +504,8 @@ function whyOf(now: number, sent: Sent | undefined, seen: Presence | undefined):
  * @throws RingGap the answer may be among messages that the reply room lost
  * @throws MayHaveLanded the request may have arrived, and no answer came in time
  * @throws FrameTooLong, BadName, and TechnocoreError `no_mailbox`, `no_reply_address`, `duplicate_id`, `bad_params`: before anything is sent
- * @throws what the write throws: Forbidden, RateLimited, RoomBudget, CapacityReached, Unavailable …
+ * @throws RateLimited at once, with nothing sent, when the request's turn to be written would come too late for an answer
+ * @throws what the write throws: Forbidden, RoomBudget, CapacityReached, Unavailable …
  * @throws the signal's reason when it aborts
  */
 export async function call<T = any>(

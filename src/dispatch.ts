@@ -126,6 +126,13 @@ function isPlain(value: unknown, depth: number): boolean {
   return true;
 }
 
+/** The names that MCP has for its methods, known or not. */
+export function isMcpMethod(method: string): boolean {
+  return /^(?:(?:server|tools|prompts|resources|completion|subscriptions|logging|notifications)\/|(?:initialize|ping)$)/.test(
+    method,
+  );
+}
+
 // --- handlers ----------------------------------------------------------------------------------------------------
 
 /** What a handler is told about the call it answers. */

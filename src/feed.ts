@@ -263,14 +263,16 @@ export class Feed {
   async #start(from: Place | undefined): Promise<void> {
     if (this.#loop) return;
     const { clock } = this.#t;
+    const learned = learnLimits(this.#t);
     const idle = clock.now() - this.#idleSince;
     if (from) this.#cursor.place = from;
     else if (this.#cursor.since === undefined || idle > WARM_MS || idle < 0) {
       await retrying(this.#t, clock.now() + PATIENCE_MS, () => this.#cursor.toTail());
     }
+    // A burst must not go before it is known what there is for it.
+    await learned;
     this.#place = this.#cursor.place;
     if (this.#listeners.size === 0 || this.#loop) return;
-    learnLimits(this.#t);
     this.#loop = new AbortController();
     this.#holdUntil = clock.now() + EXPECT_MS;
     void this.#run(this.#loop);

@@ -15,6 +15,7 @@ import {
   type DispatcherOptions,
   INTERNAL_ERROR,
   INVALID_REQUEST,
+  isMcpMethod,
   type JsonObject,
   type Layer,
   type MakeLayer,
@@ -37,10 +38,6 @@ const SERVER_INFO = 'io.modelcontextprotocol/serverInfo';
 const SUBSCRIPTION_ID = 'io.modelcontextprotocol/subscriptionId';
 
 const UNSUPPORTED_VERSION = -32022;
-
-/** Method names that are MCP's, whether this layer knows them or not. */
-const OWN =
-  /^(?:(?:server|tools|prompts|resources|completion|subscriptions|logging|notifications)\/|(?:initialize|ping)$)/;
 
 /** How long a caller may keep the lists, ms. */
 const TTL_MS = 60_000;
@@ -170,7 +167,7 @@ class McpLayer implements Layer {
   }
 
   owns(method: string): boolean {
-    return OWN.test(method);
+    return isMcpMethod(method);
   }
 
   staysOpen(frame: JsonObject): boolean {

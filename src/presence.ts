@@ -119,6 +119,15 @@ export interface Attending {
   isLast?(): boolean;
 }
 
+const SERVED = {};
+
+const servedOf = (t: Transport): Map<string, number> => sharedOf(t, SERVED, () => new Map());
+
+/** Whether a mailbox is served through this very transport, out of whose budget its answers then are written. */
+export function isServedHere(t: Transport, mailbox: string): boolean {
+  return servedOf(t).has(mailbox);
+}
+
 /** Keeps a mailbox alive and its presence note true, until the signal aborts. Never rejects. */
 export async function attend(
   t: Transport,
@@ -145,6 +154,8 @@ export async function attend(
         return false;
       },
     );
+  const served = servedOf(t);
+  served.set(mailbox, (served.get(mailbox) ?? 0) + 1);
   let told = false;
   try {
     const { messages } = await readView(t, mailbox, { limit: 2 }, signal).catch(() => ({ messages: [] }));
@@ -168,6 +179,9 @@ export async function attend(
       idle += Math.max(PERIOD_MS, t.clock.now() - before);
     }
   } catch {
+    const others = served.get(mailbox)! - 1;
+    if (others > 0) served.set(mailbox, others);
+    else served.delete(mailbox);
     if (!told || !isLast()) return;
     const end = new AbortController();
     t.clock.sleep(GOODBYE_MS, end.signal).then(

@@ -414,16 +414,12 @@ export async function saySigned(
   const swept = typeof text === 'string' ? sweep(text) : undefined;
   const budget = budgetOf(t, 'write');
   // Writes of one key to one room queue before they ask the budget for their turns: those in front count.
-  const delay = budget.delayMs(budget.announced + 1);
+  const queue = `${key.did} ${room}`;
+  const delay = budget.projectMs(queue);
   if (t.clock.now() + delay > deadline) throw new RateLimited('write', delay);
   const attempts = new Attempts(t, deadline, signal);
   for (let stale = 0; ; stale++) {
-    budget.announced++;
-    let queued = true;
-    const begin = (): void => {
-      if (queued) budget.announced--;
-      queued = false;
-    };
+    const begin = budget.announce(queue);
     try {
       return await key.withNonce(
         room,

@@ -5,6 +5,7 @@
  * @module
  */
 
+import { packed } from './batch.ts';
 import { toHex, utf8 } from './bytes.ts';
 import { mayUseId, REPLY_META } from './call.ts';
 import { type Channel, checkMailbox, type Incoming, isChannel, type Listener, openMailbox } from './channel.ts';
@@ -555,11 +556,13 @@ function fitted(text: string, id: Id): string {
   return encodeLong(rpcError(id, INTERNAL_ERROR, `The answer is too large: ${message}`, { chars, limit }));
 }
 
-/** Answers to a batch go back as one, if that fits a message; those to a single request as it came. */
-function join(batch: unknown, texts: string[]): string | string[] {
-  if (!batch || texts.length === 0) return texts;
-  const text = `[${texts.join(',')}]`;
-  return text.length <= MAX_TEXT ? text : texts;
+/** Answers to a batch go back in as few messages as they fit into; those to a single request as it came. */
+function join(batch: unknown, texts: string[]): string[] {
+  if (!batch) return texts;
+  return packed(texts).map((together) => {
+    const text = `[${together.join(',')}]`;
+    return text.length <= MAX_TEXT ? text : together[0]!;
+  });
 }
 
 function deferred(): { promise: Promise<void>; resolve: () => void; reject: (cause: unknown) => void } {

@@ -58,24 +58,41 @@ export function uncached(t: Transport): string {
 
 const LIMITS = {};
 const RELEARN_MS = 3_600_000;
+/** When it is asked again after it could not be, ms. */
+const RETRY_MS = 60_000;
+/** How long the answer may take, ms: others wait for it. */
+const LEARN_MS = 2000;
 
 /**
- * Asks the service once an hour for its limits, in the background, so that budgets hold before they are refused. A service
- * that does not say has none that we know.
+ * Asks the service once an hour for its limits, so that budgets hold before they are refused. A service that does not say
+ * has none that we know.
+ *
+ * @returns resolves when they are known, as far as they will be; never rejects
  */
-export function learnLimits(t: Transport): void {
-  const known = sharedOf(t, LIMITS, () => ({ at: Number.NEGATIVE_INFINITY }));
+export function learnLimits(t: Transport): Promise<void> {
+  const known = sharedOf(t, LIMITS, () => ({
+    at: Number.NEGATIVE_INFINITY,
+    first: undefined as Promise<void> | undefined,
+  }));
   const now = t.clock.now();
-  if (Math.abs(now - known.at) < RELEARN_MS) return;
+  if (Math.abs(now - known.at) < RELEARN_MS) return known.first!;
   known.at = now;
-  void (async () => {
-    const { status, text } = await request(t, { path: '/.well-known/agent.json', maxBytes: 1 << 20 });
-    const manifest: unknown = status === 200 ? JSON.parse(text) : undefined;
-    const limits = isObject(manifest) ? manifest['limits'] : undefined;
-    if (!isObject(limits)) return;
-    budgetOf(t, 'read').learn(Number(limits['reads_per_minute_per_ip']));
-    budgetOf(t, 'write').learn(Number(limits['writes_per_minute_per_ip']));
-  })().catch(() => {});
+  const learned = askLimits(t).catch(() => {
+    known.at = now - RELEARN_MS + RETRY_MS;
+  });
+  // Only the first time does anybody have to wait for it.
+  return (known.first ??= learned);
+}
+
+async function askLimits(t: Transport): Promise<void> {
+  const reply = await request(t, { path: '/.well-known/agent.json', maxBytes: 1 << 20, timeoutMs: LEARN_MS });
+  if (reply.status === 404) return;
+  if (reply.status !== 200) throw failureOf(reply, 'read', t.clock);
+  const manifest: unknown = JSON.parse(reply.text);
+  const limits = isObject(manifest) ? manifest['limits'] : undefined;
+  if (!isObject(limits)) return;
+  budgetOf(t, 'read').learn(Number(limits['reads_per_minute_per_ip']));
+  budgetOf(t, 'write').learn(Number(limits['writes_per_minute_per_ip']));
 }
 
 /** The error a refusal stands for: by the tokens that later versions keep, then by status. */

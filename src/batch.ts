@@ -1,0 +1,169 @@
+/**
+ * Shared writes: requests that wait to be written to one mailbox go there together, as one JSON-RPC batch. The first goes
+ * at once; those that come while a write is under way go with the next.
+ *
+ * @module
+ */
+import type { Channel, SendOptions, Sent } from './channel.ts';
+import { isMcpMethod } from './dispatch.ts';
+import { RateLimited } from './errors.ts';
+import { isObject, MAX_TEXT } from './frames.ts';
+import { budgetOf, sharedOf, type Transport } from './http.ts';
+
+/** Most members of a batch. */
+const MAX_MEMBERS = 64;
+
+/** Frames of one message. */
+class Fill<T extends { readonly text: string }> {
+  readonly members = new Set<T>();
+  #chars = 1;
+
+  /** Adds a frame if the array then still fits a message; the first always does, if need be bare. */
+  add(member: T): boolean {
+    const chars = this.#chars + member.text.length + 1;
+    if (this.members.size > 0 && (chars > MAX_TEXT || this.members.size === MAX_MEMBERS)) return false;
+    this.#chars = chars;
+    this.members.add(member);
+    return true;
+  }
+
+  remove(member: T): boolean {
+    const isIn = this.members.delete(member);
+    if (isIn) this.#chars -= member.text.length + 1;
+    return isIn;
+  }
+}
+
+/** Frames in their order, in as few messages as they fit into. */
+export function packed(texts: readonly string[]): string[][] {
+  const fills: Fill<{ text: string }>[] = [];
+  for (const text of texts) {
+    if (!fills.at(-1)?.add({ text })) {
+      const fill = new Fill<{ text: string }>();
+      fill.add({ text });
+      fills.push(fill);
+    }
+  }
+  return fills.map(({ members }) => [...members].map(({ text }) => text));
+}
+
+/** Whether a request may share its message: those of MCP never do, whose servers refuse an array as a whole. */
+export function isBatchable(method: string, params: unknown): boolean {
+  const meta = isObject(params) ? params['_meta'] : undefined;
+  const names = isObject(meta) ? Object.keys(meta) : [];
+  return !isMcpMethod(method) && !names.some((name) => name.startsWith('io.modelcontextprotocol/'));
+}
+
+interface Waiting {
+  readonly text: string;
+  readonly deadline: number;
+  readonly signal: AbortSignal | undefined;
+  resolve(sent: Sent): void;
+  reject(cause: unknown): void;
+}
+
+/** A message that waits to be written. */
+interface Planned {
+  readonly fill: Fill<Waiting>;
+  /** Tells the budget that it waits no more. */
+  readonly withdraw: () => void;
+}
+
+/** The frames of one key on their way to one mailbox. */
+class Batcher {
+  readonly #t: Transport;
+  readonly #name: string;
+  readonly #channel: Channel;
+  readonly #onIdle: () => void;
+  readonly #queue: Planned[] = [];
+  #isWriting = false;
+
+  constructor(t: Transport, name: string, channel: Channel, onIdle: () => void) {
+    this.#t = t;
+    this.#name = name;
+    this.#channel = channel;
+    this.#onIdle = onIdle;
+  }
+
+  send(text: string, { signal, deadline = Number.POSITIVE_INFINITY }: SendOptions): Promise<Sent> {
+    return new Promise((settle, fail) => {
+      if (signal?.aborted) return fail(signal.reason);
+      const leave = (): void => {
+        signal?.removeEventListener('abort', onAbort);
+        this.#remove(waiting);
+      };
+      const onAbort = (): void => waiting.reject(signal!.reason);
+      const waiting: Waiting = {
+        text,
+        deadline,
+        signal,
+        resolve: (sent) => {
+          leave();
+          settle(sent);
+        },
+        reject: (cause) => {
+          leave();
+          fail(cause);
+        },
+      };
+      const budget = budgetOf(this.#t, 'write');
+      if (!this.#queue.at(-1)?.fill.add(waiting)) {
+        const fill = new Fill<Waiting>();
+        fill.add(waiting);
+        this.#queue.push({ fill, withdraw: budget.announce(this.#name) });
+      }
+      const delay = budget.projectMs(this.#name, 0);
+      if (this.#t.clock.now() + delay > deadline) return waiting.reject(new RateLimited('write', delay));
+      signal?.addEventListener('abort', onAbort);
+      if (!this.#isWriting) void this.#write();
+    });
+  }
+
+  #remove(waiting: Waiting): void {
+    const at = this.#queue.findIndex(({ fill }) => fill.remove(waiting));
+    if (at >= 0 && this.#queue[at]!.fill.members.size === 0) this.#queue.splice(at, 1)[0]!.withdraw();
+  }
+
+  async #write(): Promise<void> {
+    this.#isWriting = true;
+    for (let next = this.#queue.shift(); next; next = this.#queue.shift()) {
+      next.withdraw();
+      const members = [...next.fill.members];
+      const texts = members.map(({ text }) => text);
+      // For as long as anybody waits for it.
+      const stop = new AbortController();
+      let left = members.length;
+      const onAbort = (): void => {
+        if (--left === 0) stop.abort();
+      };
+      for (const { signal } of members) signal?.addEventListener('abort', onAbort);
+      try {
+        const deadline = Math.max(...members.map((member) => member.deadline));
+        const text = texts.length > 1 ? `[${texts.join(',')}]` : texts[0]!;
+        const sent = await this.#channel.send(text, { signal: stop.signal, deadline });
+        for (const member of members) member.resolve(sent);
+      } catch (cause) {
+        for (const member of members) member.reject(cause);
+      }
+      for (const { signal } of members) signal?.removeEventListener('abort', onAbort);
+    }
+    this.#isWriting = false;
+    this.#onIdle();
+  }
+}
+
+const BATCHERS = {};
+
+/**
+ * Sends a request in the message that the next ones to the same place share.
+ *
+ * @param name of key, mailbox and reply room: only what agrees in all of them is sent together
+ * @throws RateLimited its turn would come after its deadline; nothing was sent
+ * @throws what the write throws, to all that shared it; the signal's reason
+ */
+export function sendBatched(t: Transport, name: string, channel: Channel, text: string, o: SendOptions): Promise<Sent> {
+  const batchers = sharedOf(t, BATCHERS, () => new Map<string, Batcher>());
+  let batcher = batchers.get(name);
+  if (!batcher) batchers.set(name, (batcher = new Batcher(t, name, channel, () => batchers.delete(name))));
+  return batcher.send(text, o);
+}

@@ -1,0 +1,108 @@
+import { describe, expect, it } from 'vitest';
+import { Budget } from '../src/budget.ts';
+import { call } from '../src/call.ts';
+import { RateLimited } from '../src/errors.ts';
+import type { Options } from '../src/http.ts';
+import { type ServeOptions, serve } from '../src/serve.ts';
+import { run, signer, type World, world } from './support.ts';
+import { VirtualClock } from './virtual-clock.ts';
+
+const MAILBOX = 'mb-p-budget-callee';
+const REPLY = 'mb-p-budget-caller';
+const callee = signer(1);
+const caller = signer(2);
+const PUBLISHED = { readsPerMinute: 120, writesPerMinute: 30 };
+
+async function served(w: World, o: ServeOptions = {}) {
+  const stop = new AbortController();
+  let ready!: () => void;
+  const isReady = new Promise<void>((resolve) => {
+    ready = resolve;
+  });
+  const methods = new Map([['double', ({ n }: { n: number }) => 2 * n]]);
+  const ended = serve(MAILBOX, callee, { ...w.o, methods, ...o, signal: stop.signal, onReady: ready });
+  await run(w.clock, Promise.race([isReady, ended]));
+  return async () => {
+    stop.abort();
+    await w.run(ended);
+  };
+}
+
+interface Outcome {
+  n: number;
+  answer?: unknown;
+  error?: any;
+  took: number;
+}
+
+async function burst(w: World, o: Options, count: number): Promise<Outcome[]> {
+  const begun = w.clock.now();
+  const all = Array.from({ length: count }, async (_, n): Promise<Outcome> => {
+    try {
+      const answer = await call(MAILBOX, 'double', { n }, caller, { ...o, replyTo: REPLY });
+      return { n, answer, took: w.clock.now() - begun };
+    } catch (error) {
+      return { n, error, took: w.clock.now() - begun };
+    }
+  });
+  return w.run(Promise.all(all));
+}
+
+describe('a burst beyond the budget: each call ends right, or is refused at once with the time to wait', () => {
+  for (const count of [64, 1000]) {
+    for (const address of ['another', 'local']) {
+      it(`${count} calls, ${address === 'local' ? 'the server in the same program' : 'the server elsewhere'}`, async () => {
+        const w = world('modern', { ...PUBLISHED, wakeStepMs: 500 });
+        const stop = await served(w);
+        const o = address === 'local' ? w.o : { ...w.o, fetch: w.service.client(address) };
+        const outcomes = await burst(w, o, count);
+        const right = outcomes.filter(({ n, answer }) => answer === 2 * n);
+        const refused = outcomes.filter(({ error }) => error instanceof RateLimited);
+        expect(right.length + refused.length).toBe(count);
+        expect(right.length).toBeGreaterThan(address === 'local' ? 15 : 35);
+        expect(Math.max(...refused.map(({ took }) => took))).toBeLessThan(1000);
+        expect(w.service.stats.refused, 'nothing was sent that the service would refuse').toBe(0);
+
+        const wait = Math.max(...refused.map(({ error }) => error.retryAfterMs));
+        expect(wait).toBeLessThan(60_000);
+        const begun = w.clock.now();
+        await w.clock.advance(Math.max(0, wait - Math.max(...outcomes.map(({ took }) => took))));
+        const later = await w.run(call(MAILBOX, 'double', { n: 7 }, caller, { ...o, replyTo: REPLY, timeoutMs: 5000 }));
+        expect(later).toBe(14);
+        expect(w.clock.now() - begun).toBeLessThan(wait + 5000);
+        await stop();
+        expect(w.clock.sleepers).toBe(0);
+      });
+    }
+  }
+});
+
+describe('the projection of a turn', () => {
+  const spent = (): { clock: VirtualClock; budget: Budget } => {
+    const clock = new VirtualClock();
+    const budget = new Budget(clock, 'write');
+    budget.learn(30, 0);
+    return { clock, budget };
+  };
+
+  it('counts those ahead in the queue, and of others as many', () => {
+    const { budget } = spent();
+    expect(budget.projectMs('a')).toBe(2000);
+    const asked = [budget.announce('a'), budget.announce('a'), budget.announce('a')];
+    expect(budget.projectMs('a')).toBe(8000);
+    expect(budget.projectMs('b'), 'one of a goes first').toBe(4000);
+    budget.announce('b');
+    expect(budget.projectMs('b')).toBe(8000);
+    for (const ask of asked) ask();
+    expect(budget.projectMs('a')).toBe(4000);
+  });
+
+  it('forgets one that asked, once', () => {
+    const { budget } = spent();
+    const first = budget.announce('a');
+    budget.announce('a');
+    first();
+    first();
+    expect(budget.projectMs('a')).toBe(4000);
+  });
+});
