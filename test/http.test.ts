@@ -1,0 +1,593 @@
+import { getEventListeners } from 'node:events';
+import { gzipSync } from 'node:zlib';
+import { describe, expect, test } from 'vitest';
+import { Budget } from '../src/budget.ts';
+import { systemClock } from '../src/clock.ts';
+import { BadName, HttpError, RateLimited, TechnocoreError, Unavailable } from '../src/errors.ts';
+import {
+  Attempts,
+  backoffMs,
+  budgetOf,
+  failureOf,
+  isTransient,
+  neverSent,
+  orAbort,
+  type Polled,
+  poll,
+  type Reply,
+  request,
+  retryAfterMs,
+  retrying,
+  sharedOf,
+  transportOf,
+} from '../src/http.ts';
+import { broken, faker, faulty, run, until, world } from './support.ts';
+import { settled, VirtualClock } from './virtual-clock.ts';
+
+const half = (): Uint8Array => Uint8Array.of(128, 0, 0, 0);
+const reply = (status: number, text = '', headers: Record<string, string> = {}): Reply => ({
+  status,
+  text,
+  headers: new Headers(headers),
+});
+/** A transport over a function that answers. */
+const over = (clock: VirtualClock, fetch: (url: string, init: RequestInit) => Promise<Response>) =>
+  transportOf({ base: 'http://local.test', fetch: fetch as typeof globalThis.fetch, clock, random: half });
+/** A request that nobody answers, as fetch behaves: it hears its signal. */
+const never = (_url: string, init: RequestInit): Promise<Response> =>
+  new Promise((_, reject) => {
+    init.signal!.addEventListener('abort', () => reject(init.signal!.reason));
+  });
+
+describe('transportOf', () => {
+  test('the base: option, environment, default; without slashes at its end', () => {
+    const before = process.env['TECHNOCORE_URL'];
+    try {
+      process.env['TECHNOCORE_URL'] = 'http://127.0.0.1:9/';
+      expect(transportOf().base).toBe('http://127.0.0.1:9');
+      expect(transportOf({ base: 'https://h/sub//' }).base).toBe('https://h/sub');
+      delete process.env['TECHNOCORE_URL'];
+      expect(transportOf().base).toBe('https://technocore.chat');
+    } finally {
+      if (before === undefined) delete process.env['TECHNOCORE_URL'];
+      else process.env['TECHNOCORE_URL'] = before;
+    }
+  });
+
+  test.each([
+    '',
+    'chat',
+    'ftp://h',
+    'http://',
+    'http:///x',
+    'https://h?x',
+    'https://h#x',
+    'https://h x',
+    'javascript:1',
+  ])('no base: %j', (base) => {
+    expect(() => transportOf({ base })).toThrow(BadName);
+  });
+
+  test('what is shared hangs on base, fetch and clock together', () => {
+    const { o, service } = world();
+    const key = {};
+    const shared = sharedOf(transportOf(o), key, () => ({}));
+    expect(sharedOf(transportOf({ ...o, base: `${o.base}/` }), key, () => ({}))).toBe(shared);
+    expect(sharedOf(transportOf({ ...o, base: 'http://other.test' }), key, () => ({}))).not.toBe(shared);
+    expect(sharedOf(transportOf({ ...o, clock: new VirtualClock() }), key, () => ({}))).not.toBe(shared);
+    expect(sharedOf(transportOf({ ...o, fetch: service.client('b') }), key, () => ({}))).not.toBe(shared);
+  });
+
+  test('a listener that throws hurts nobody', () => {
+    const t = transportOf({
+      onEvent: () => {
+        throw new Error('mine');
+      },
+    });
+    expect(() => t.onEvent({ kind: 'x' })).not.toThrow();
+  });
+});
+
+describe('request', () => {
+  test('sends what it is told, and brings back status, headers and text', async () => {
+    const { base, log } = await faker((request, response) => {
+      let body = '';
+      request.on('data', (part) => (body += part));
+      request.on('end', () => response.writeHead(418, { 'x-a': 'b' }).end(`${request.headers['x-h']} ${body} ü`));
+    });
+    const sent = { method: 'POST' as const, path: '/p?q=1', headers: { 'x-h': 'h' }, body: 'ö' };
+    const got = await request(transportOf({ base: `${base}/sub` }), sent);
+    expect(log).toEqual(['POST /sub/p?q=1']);
+    expect(got).toMatchObject({ status: 418, text: 'h ö ü' });
+    expect(got.headers.get('x-a')).toBe('b');
+  });
+
+  test.each([301, 302, 303, 307, 308])('fault 43: a redirect %i to another host is not followed', async (status) => {
+    const other = await faker((_request, response) => response.end('stolen'));
+    const first = await faker((request, response) =>
+      response.writeHead(status, { location: `${other.base}${request.url}` }).end(),
+    );
+    const t = transportOf({ base: first.base });
+    const got = await request(t, { path: '/r/x/say-signed/did/sig/1/text' });
+    expect(failureOf(got, 'write', t.clock)).toMatchObject({ code: 'http', status, message: /redirect/ });
+    expect(other.log).toEqual([]);
+  });
+
+  test('a redirect as a browser shows it, status 0, is told as one', () => {
+    expect(failureOf(reply(0), 'read', systemClock).message).toMatch(/redirect/);
+  });
+
+  test('fault 57: headers that never come end with the deadline, on our clock', async () => {
+    const { clock } = world();
+    const work = request(over(clock, never), { path: '/', timeoutMs: 4000, waitMs: 1000 });
+    const caught = work.catch((e) => e);
+    await clock.advance(4999);
+    expect(await Promise.race([caught, 'waits'])).toBe('waits');
+    await clock.advance(1);
+    expect(await caught).toMatchObject({ code: 'unavailable', message: /within 5000 ms/ });
+    expect(clock.sleepers).toBe(0);
+  });
+
+  test('fault 57: a body that stalls half way ends with the same deadline, though the fetch hears no signal', async () => {
+    const clock = new VirtualClock();
+    const stalled = new Response(new ReadableStream({ start: (c) => c.enqueue(new TextEncoder().encode('{"la')) }));
+    const work = request(
+      over(clock, async () => stalled),
+      { path: '/', timeoutMs: 300 },
+    ).catch((e) => e);
+    await clock.advance(300);
+    expect(await work).toBeInstanceOf(Unavailable);
+  });
+
+  test('fault 57: on a real socket, abort ends headers and body alike and closes the connection', async () => {
+    let closed = 0;
+    const { base, log } = await faker((request, response) => {
+      response.on('close', () => closed++);
+      if (request.url === '/body') response.writeHead(200, { 'content-length': '100' }).write('half');
+    });
+    for (const path of ['/headers', '/body']) {
+      const user = new AbortController();
+      const before = log.length;
+      const work = request(transportOf({ base }), { path, signal: user.signal });
+      await until(() => log.length > before);
+      const reason = new Error('enough');
+      user.abort(reason);
+      await expect(work).rejects.toBe(reason);
+      expect(getEventListeners(user.signal, 'abort')).toEqual([]);
+    }
+    await until(() => closed === 2);
+  });
+
+  test('a body that is cut short is no answer', async () => {
+    const { base } = await faker((_request, response) => {
+      response.writeHead(200, { 'content-length': '100' }).write('half');
+      setImmediate(() => response.destroy());
+    });
+    const e = await request(transportOf({ base }), { path: '/' }).catch((e) => e);
+    expect(e).toBeInstanceOf(Unavailable);
+    expect(neverSent(e)).toBe(false);
+  });
+
+  test('no more than the cap is read: announced, chunked, and unpacked from a small gzip', async () => {
+    const big = 'x'.repeat(5000);
+    const { base } = await faker((request, response) => {
+      if (request.url === '/announced') response.end(big);
+      else if (request.url === '/chunked') {
+        response.write(big);
+        response.end(big);
+      } else response.writeHead(200, { 'content-encoding': 'gzip' }).end(gzipSync(big));
+    });
+    const t = transportOf({ base });
+    for (const path of ['/announced', '/chunked', '/gzip']) {
+      await expect(request(t, { path, maxBytes: 4999 })).rejects.toThrow(/4999/);
+    }
+    expect((await request(t, { path: '/gzip', maxBytes: 5000 })).text).toBe(big);
+  });
+
+  test('characters that are cut by chunks come whole, and bytes that are none become U+FFFD', async () => {
+    const bytes = new TextEncoder().encode('a😀ü');
+    const stream = (): ReadableStream =>
+      new ReadableStream({
+        start(c) {
+          for (const byte of bytes) c.enqueue(Uint8Array.of(byte));
+          c.enqueue(Uint8Array.of(0xff));
+          c.close();
+        },
+      });
+    const t = over(new VirtualClock(), async () => new Response(stream()));
+    expect((await request(t, { path: '/' })).text).toBe('a😀ü\ufffd');
+  });
+
+  test('a signal that is aborted sends nothing; a fetch that throws at once is an answer like any other', async () => {
+    let sent = 0;
+    const t = over(new VirtualClock(), () => {
+      sent++;
+      throw broken();
+    });
+    await expect(request(t, { path: '/', signal: AbortSignal.abort('now') })).rejects.toBe('now');
+    expect(sent).toBe(0);
+    await expect(request(t, { path: '/' })).rejects.toMatchObject({
+      code: 'unavailable',
+      cause: { cause: { code: 'ECONNRESET' } },
+    });
+  });
+
+  test('nothing is left behind: no timer, no listener, no rejection that nobody hears', async () => {
+    const unheard: unknown[] = [];
+    const hear = (e: unknown): void => void unheard.push(e);
+    process.on('unhandledRejection', hear);
+    const clock = new VirtualClock();
+    const user = new AbortController();
+    let fail!: (e: unknown) => void;
+    const deaf = over(clock, () => new Promise((_, reject) => (fail = reject)));
+    const work = request(deaf, { path: '/', signal: user.signal }).catch((e) => e);
+    await settled();
+    user.abort('over');
+    expect(await work).toBe('over');
+    fail(broken());
+    await request(
+      over(clock, async () => new Response('')),
+      { path: '/', signal: new AbortController().signal },
+    );
+    await settled();
+    await settled();
+    process.off('unhandledRejection', hear);
+    expect(unheard).toEqual([]);
+    expect(clock.sleepers).toBe(0);
+    expect(getEventListeners(user.signal, 'abort')).toEqual([]);
+  });
+});
+
+describe('neverSent', () => {
+  test('a port where nobody listens', async () => {
+    const { base, server } = await faker(() => {});
+    await new Promise((resolve) => server.close(resolve));
+    const e = await request(transportOf({ base }), { path: '/' }).catch((e) => e);
+    expect(e).toBeInstanceOf(Unavailable);
+    expect(neverSent(e)).toBe(true);
+  });
+
+  test('a connection that breaks may have carried it; a cause without end is not followed for ever', () => {
+    expect(neverSent(new Unavailable('x', broken('ECONNRESET')))).toBe(false);
+    expect(neverSent(new Unavailable('x', broken('ENOTFOUND')))).toBe(true);
+    const ring: { cause?: unknown } = {};
+    ring.cause = ring;
+    expect(neverSent(ring)).toBe(false);
+    for (const e of [undefined, null, 'ECONNREFUSED', []]) expect(neverSent(e)).toBe(false);
+  });
+});
+
+describe('Retry-After', () => {
+  const clock = new VirtualClock(Date.UTC(2026, 0, 1));
+  test.each<[string, Record<string, string>, string, number | undefined]>([
+    ['seconds', { 'retry-after': '2' }, '', 2000],
+    ['a fraction', { 'retry-after': ' 1.5 ' }, '', 1500],
+    ['a date', { 'retry-after': 'Thu, 01 Jan 2026 00:00:07 GMT' }, '', 7000],
+    ['a date in the past', { 'retry-after': 'Wed, 31 Dec 2025 00:00:00 GMT' }, '', 0],
+    ['the header before the body', { 'retry-after': '2' }, 'retry after: 9s', 2000],
+    ['the body', {}, '429 rate limited: …\nretry after: 9s\n', 9000],
+    ['the body when the header is nonsense', { 'retry-after': 'soon' }, 'retry after: 9s', 9000],
+    ['the body in the midst of a line is none', {}, 'so retry after: 9s', undefined],
+    ['nothing', {}, '', undefined],
+    ['nonsense', { 'retry-after': 'soon' }, '', undefined],
+    ['a negative number', { 'retry-after': '-5' }, '', undefined],
+    ['an age', { 'retry-after': '99999999999999999999' }, '', 86_400_000],
+  ])('fault 55: %s', (_name, headers, text, ms) => {
+    const got = retryAfterMs(reply(429, text, headers), clock);
+    // What Date.parse makes of a bare negative number is its own affair; a wait is never negative.
+    if (headers['retry-after'] === '-5') expect(got === undefined || got >= 0).toBe(true);
+    else expect(got).toBe(ms);
+  });
+
+  test('fault 55: 429 and 503 carry it; without it a 429 waits a second', () => {
+    expect(failureOf(reply(429, '', { 'retry-after': '2' }), 'write', clock)).toMatchObject({
+      code: 'rate_limited',
+      bucket: 'write',
+      retryAfterMs: 2000,
+    });
+    expect(failureOf(reply(429), 'read', clock)).toMatchObject({ bucket: 'read', retryAfterMs: 1000 });
+    const busy = failureOf(reply(503, 'Service Unavailable', { 'retry-after': '4' }), 'read', clock);
+    expect(busy).toMatchObject({ code: 'unavailable', retryAfterMs: 4000, cause: { status: 503 } });
+    expect(backoffMs(0, busy, half)).toBe(4000 + 75);
+    expect(failureOf(reply(502), 'read', clock)).toMatchObject({ code: 'unavailable', retryAfterMs: undefined });
+  });
+
+  test('other statuses are an HttpError, its body bounded', () => {
+    const e = failureOf(reply(404, 'n'.repeat(10_000)), 'read', clock) as HttpError;
+    expect(e).toBeInstanceOf(HttpError);
+    expect([e.status, e.body.length]).toEqual([404, 4096]);
+    expect(e.message.length).toBeLessThan(400);
+  });
+});
+
+describe('retrying', () => {
+  test('fault 55: the pause is what was asked for, else grows to ten seconds, with jitter', () => {
+    expect([0, 1, 2, 20].map((n) => backoffMs(n, undefined, half))).toEqual([75, 150, 300, 7500]);
+    expect(backoffMs(0, new RateLimited('read', 2000), half)).toBe(2075);
+    const low = backoffMs(0, undefined, () => Uint8Array.of(0, 0, 0, 0));
+    const high = backoffMs(0, undefined, () => Uint8Array.of(255, 255, 255, 255));
+    expect([low, high]).toEqual([50, expect.closeTo(100, 1)]);
+  });
+
+  test('what is transient', () => {
+    const yes = [new Unavailable('x'), new RateLimited('read', 1), new HttpError(408, '')];
+    const no = [new HttpError(404, ''), new TypeError('x'), undefined, { code: 'unavailable' }];
+    expect([...yes, ...no].map(isTransient)).toEqual([true, true, true, false, false, false, false]);
+  });
+
+  const failing = (clock: VirtualClock, cause: unknown) => {
+    const times: number[] = [];
+    const t = over(clock, never);
+    const attempt = async (): Promise<never> => {
+      times.push(clock.now());
+      throw cause;
+    };
+    return { t, times, attempt };
+  };
+
+  test('ends at the deadline with what the last attempt threw', async () => {
+    const clock = new VirtualClock();
+    const cause = new Unavailable('x');
+    const { t, times, attempt } = failing(clock, cause);
+    const begun = clock.now();
+    await expect(run(clock, retrying(t, begun + 10_000, attempt))).rejects.toBe(cause);
+    expect(times.length).toBeGreaterThan(4);
+    expect(times.at(-1)! - begun).toBeLessThanOrEqual(10_000);
+  });
+
+  test('a clock that is set back an hour does not prolong it by an hour', async () => {
+    const clock = new VirtualClock();
+    let offset = 0;
+    let slept = 0;
+    const moved = {
+      now: () => clock.now() + offset,
+      sleep: (ms: number, signal?: AbortSignal) => {
+        slept += ms;
+        return clock.sleep(ms, signal);
+      },
+    };
+    const t = transportOf({ base: 'http://local.test', fetch: never as typeof fetch, clock: moved, random: half });
+    let n = 0;
+    const attempt = async (): Promise<never> => {
+      if (++n === 2) offset = -3_600_000;
+      throw new Unavailable('x');
+    };
+    await expect(run(clock, retrying(t, moved.now() + 20_000, attempt))).rejects.toThrow(Unavailable);
+    expect(slept).toBeLessThanOrEqual(20_000);
+  });
+
+  test('what is not transient is thrown at once', async () => {
+    const clock = new VirtualClock();
+    const { t, times, attempt } = failing(clock, new HttpError(400, ''));
+    await expect(retrying(t, clock.now() + 10_000, attempt)).rejects.toThrow(HttpError);
+    expect(times).toHaveLength(1);
+  });
+
+  test('fault 55: abort ends the pause, with its reason and without a timer', async () => {
+    const clock = new VirtualClock();
+    const { t, attempt } = failing(clock, new RateLimited('read', 5000));
+    const user = new AbortController();
+    const work = retrying(t, clock.now() + 10_000, attempt, user.signal).catch((e) => e);
+    await settled();
+    // Even a reason that looks like something to wait out.
+    const reason = new Unavailable('mine');
+    user.abort(reason);
+    expect(await work).toBe(reason);
+    expect(clock.sleepers).toBe(0);
+  });
+
+  test('events: throttled after a 429, retry after anything else', async () => {
+    const { t, events } = world();
+    const attempts = new Attempts(t, t.clock.now() + 1, undefined);
+    expect(await attempts.again(new Unavailable('x'))).toBe(false);
+    expect(events).toEqual([]);
+    const w = world();
+    const more = new Attempts(w.t, w.clock.now() + 60_000, undefined);
+    await w.run(more.again(new RateLimited('read', 10), { room: 'x' }));
+    await w.run(more.again(new Unavailable('x')));
+    expect(w.events).toMatchObject([{ kind: 'throttled', room: 'x' }, { kind: 'retry' }]);
+  });
+});
+
+describe('poll', () => {
+  /** Polls `step` for `ms`; the times at which it was asked. */
+  async function asked(
+    ms: number,
+    step: (clock: VirtualClock, n: number, signal: AbortSignal) => Promise<Polled<number>>,
+  ): Promise<number[]> {
+    const clock = new VirtualClock();
+    const times: number[] = [];
+    const stop = new AbortController();
+    const begun = clock.now();
+    const t = over(clock, never);
+    const loop = (async () => {
+      const polled = poll(
+        t,
+        (waitMs) => {
+          expect(waitMs).toBe(10_000);
+          times.push(clock.now() - begun);
+          return step(clock, times.length, stop.signal);
+        },
+        { signal: stop.signal },
+      );
+      for await (const _ of polled);
+    })().catch((e) => e);
+    await clock.advance(ms);
+    stop.abort('over');
+    expect(await loop).toBe('over');
+    expect(clock.sleepers).toBe(0);
+    return times;
+  }
+
+  test('fault 53: a server that does not hold is not asked more than every two seconds in the end', async () => {
+    const times = await asked(60_000, async () => ({ held: false }));
+    expect(times.length).toBeLessThan(36);
+    expect(times.length).toBeGreaterThan(25);
+    const late = times.slice(-5);
+    expect(late[4]! - late[0]!).toBeCloseTo(8000, -2);
+  });
+
+  test('fault 53: nor one that answers at once and says nothing of it', async () => {
+    expect((await asked(60_000, async () => ({}))).length).toBeLessThan(36);
+  });
+
+  test('fault 53: nor one whose clock or ours goes backwards', async () => {
+    const clock = new VirtualClock();
+    let now = 1e12;
+    const back = { now: () => (now -= 1000), sleep: (ms: number, signal?: AbortSignal) => clock.sleep(ms, signal) };
+    const t = transportOf({ base: 'http://local.test', fetch: never as typeof fetch, clock: back });
+    let n = 0;
+    const stop = new AbortController();
+    const loop = (async () => {
+      for await (const _ of poll(t, async () => (n++ < 0 ? { value: 1 } : {}), { signal: stop.signal }));
+    })().catch(() => {});
+    await clock.advance(60_000);
+    stop.abort();
+    await loop;
+    expect(n).toBeLessThan(36);
+  });
+
+  test('a server that holds is asked again at once', async () => {
+    const times = await asked(60_000, async (clock, _n, signal) => {
+      await clock.sleep(10_000, signal);
+      return { held: true };
+    });
+    expect(times).toEqual([0, 10_000, 20_000, 30_000, 40_000, 50_000, 60_000]);
+  });
+
+  test('what comes is handed over at once, and the floor begins anew', async () => {
+    const times = await asked(3000, async (_clock, n) => (n % 3 === 0 ? { value: n } : {}));
+    expect(times.slice(0, 6)).toEqual([0, 250, 625, 625, 875, 1250]);
+  });
+
+  test('trouble is waited out, whatever Retry-After says, and what is no trouble ends it', async () => {
+    const times = await asked(200_000, async () => {
+      throw new RateLimited('read', 86_400_000);
+    });
+    expect(times).toEqual([0, 60_000, 120_000, 180_000]);
+    const t = over(new VirtualClock(), never);
+    const refused = poll(t, async () => {
+      throw new HttpError(403, '');
+    });
+    await expect(refused.next()).rejects.toThrow(HttpError);
+  });
+});
+
+describe('orAbort', () => {
+  test('ends with the signal, and leaves the work alone', async () => {
+    const user = new AbortController();
+    let done!: (v: number) => void;
+    const work = new Promise<number>((resolve) => (done = resolve));
+    const waiting = orAbort(work, user.signal);
+    user.abort('x');
+    await expect(waiting).rejects.toBe('x');
+    done(1);
+    expect(await work).toBe(1);
+    expect(await orAbort(work, new AbortController().signal)).toBe(1);
+    await expect(orAbort(work, user.signal)).rejects.toBe('x');
+    expect(getEventListeners(user.signal, 'abort')).toEqual([]);
+  });
+
+  test('a rejection comes through, also one after the abort, which nobody hears', async () => {
+    const user = new AbortController();
+    const e = new Error('x');
+    await expect(orAbort(Promise.reject(e), user.signal)).rejects.toBe(e);
+    user.abort('y');
+    await expect(orAbort(Promise.reject(e), user.signal)).rejects.toBe('y');
+    await settled();
+  });
+});
+
+describe('the clock of the machine', () => {
+  test('sleeps, and wakes with the signal, leaving no listener', async () => {
+    const user = new AbortController();
+    await systemClock.sleep(-1, user.signal);
+    expect(getEventListeners(user.signal, 'abort')).toEqual([]);
+    // Longer than a timer can be: it must not fire at once.
+    const long = systemClock.sleep(Number.POSITIVE_INFINITY, user.signal);
+    expect(await Promise.race([long, new Promise((r) => setTimeout(r, 20, 'waits'))])).toBe('waits');
+    user.abort('x');
+    await expect(long).rejects.toBe('x');
+    await expect(systemClock.sleep(1, user.signal)).rejects.toBe('x');
+    expect(getEventListeners(user.signal, 'abort')).toEqual([]);
+  });
+});
+
+describe('budgets', () => {
+  test('what is learned counts what was spent before; turns come in the order of asking', async () => {
+    const clock = new VirtualClock();
+    const budget = new Budget(clock, 'read');
+    await budget.take();
+    await budget.take();
+    budget.learn(60);
+    expect(budget.left).toBeCloseTo(58 / 60);
+    for (let i = 0; i < 58; i++) await budget.take();
+    const order: number[] = [];
+    const turns = [0, 1, 2].map((n) => budget.take().then(() => order.push(n)));
+    expect(budget.delayMs()).toBe(4000);
+    await clock.advance(3000);
+    await Promise.all(turns);
+    expect(order).toEqual([0, 1, 2]);
+  });
+
+  test('a turn that would come too late is refused at once and takes nothing; an aborted one is given back', async () => {
+    const clock = new VirtualClock();
+    const budget = new Budget(clock, 'write');
+    budget.learn(60, 0);
+    await expect(budget.take(undefined, clock.now() + 999)).rejects.toMatchObject({
+      bucket: 'write',
+      retryAfterMs: 1000,
+    });
+    const user = new AbortController();
+    const turn = budget.take(user.signal).catch((e) => e);
+    user.abort('x');
+    expect(await turn).toBe('x');
+    expect(budget.delayMs()).toBe(1000);
+  });
+
+  test('nonsense is not learned', () => {
+    const budget = new Budget(new VirtualClock(), 'read');
+    for (const n of [Number.NaN, 0, -1]) budget.learn(n);
+    expect(budget.perMinute).toBeUndefined();
+    expect(budget.left).toBe(1);
+  });
+
+  test('a refusal blocks for as long as it says, no longer than a minute, and not longer for a clock set back', () => {
+    const clock = new VirtualClock();
+    let offset = 0;
+    const budget = new Budget({ now: () => clock.now() + offset, sleep: clock.sleep }, 'read');
+    budget.refused(2000);
+    expect([budget.delayMs(), budget.left]).toEqual([2000, 0]);
+    offset = -3_600_000;
+    expect(budget.delayMs()).toBeLessThanOrEqual(2000);
+    budget.refused(86_400_000);
+    expect(budget.delayMs()).toBe(60_000);
+  });
+
+  test('one account for all users of a transport', () => {
+    const { o } = world();
+    expect(budgetOf(transportOf(o), 'read')).toBe(budgetOf(transportOf({ ...o }), 'read'));
+    expect(budgetOf(transportOf(o), 'read')).not.toBe(budgetOf(transportOf(o), 'write'));
+  });
+
+  test('a request waits for its turn, and is refused by our own account when that is too late', async () => {
+    const { t, run: go, clock, service } = world();
+    budgetOf(t, 'read').learn(60, 0);
+    const begun = clock.now();
+    await go(request(t, { path: '/r/x', bucket: 'read' }));
+    expect(clock.now() - begun).toBeGreaterThanOrEqual(1000);
+    const { requests } = service.stats;
+    await expect(request(t, { path: '/r/x', bucket: 'read', deadline: clock.now() })).rejects.toThrow(RateLimited);
+    expect(service.stats.requests).toBe(requests);
+  });
+});
+
+test('every error of a request is one of the library’s, whatever fetch throws', async () => {
+  for (const thrown of [broken(), new Error('x'), 'text', undefined, null, { code: 1 }]) {
+    const { o } = world();
+    const t = transportOf({ ...o, fetch: faulty(o.fetch, () => Promise.reject(thrown)) });
+    const e = await request(t, { path: '/' }).catch((e) => e);
+    expect(TechnocoreError.is(e)).toBe(true);
+    expect(e.code).toBe('unavailable');
+  }
+});
