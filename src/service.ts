@@ -100,9 +100,10 @@ function refusalOf(t: Transport, reply: Reply, bucket: 'read' | 'write'): Techno
   const { status, text } = reply;
   let match: RegExpExecArray | null;
   if (
-    (match = /^(?:400 nonce \d+ is not greater than (\d+)|403 nonce \d+ was already used for \S+ \(last (\d+)\))/.exec(
-      text,
-    ))
+    (match =
+      /^(?:400 nonce \d+ is not greater than (\d{1,19})\b|403 nonce \d+ was already used for \S+ \(last (\d{1,19})\))/.exec(
+        text,
+      ))
   ) {
     return new StaleNonce((match[1] ?? match[2])!);
   }
