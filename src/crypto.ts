@@ -67,8 +67,7 @@ interface NodeCrypto {
   diffieHellman(keys: { privateKey: KeyObject; publicKey: KeyObject }): Uint8Array;
   createCipheriv: MakeCipher;
   createDecipheriv: MakeCipher;
-  hash(algorithm: string, data: Uint8Array, encoding: 'buffer'): Uint8Array;
-  createHmac(algorithm: string, key: Uint8Array): { update(data: Uint8Array): { digest(): Uint8Array } };
+  hash(algorithm: string, data: Uint8Array, encoding: 'binary'): string;
 }
 
 function nodeCrypto(): NodeCrypto | undefined {
@@ -278,12 +277,22 @@ export const x25519Backends: Backends<(privateKey: Uint8Array) => X25519Key> = /
       shared: (peer) => nobleX25519.getSharedSecret(secret, peer),
     };
   },
-  (crypto) => (key) => {
-    const [privateKey, publicKey] = nativePrivateKey(crypto, 'X25519', key);
-    return {
-      publicKey,
-      shared: (peer) =>
-        plainBytes(crypto.diffieHellman({ privateKey, publicKey: nativePublicKey(crypto, 'X25519', peer) })),
+  (crypto) => {
+    // A handshake uses each of the other end's keys twice in a row.
+    let last: Uint8Array = zeros(0);
+    let lastKey: KeyObject;
+    return (key) => {
+      const [privateKey, publicKey] = nativePrivateKey(crypto, 'X25519', key);
+      return {
+        publicKey,
+        shared(peer) {
+          if (!equalBytes(peer, last)) {
+            lastKey = nativePublicKey(crypto, 'X25519', peer);
+            last = peer.slice();
+          }
+          return plainBytes(crypto.diffieHellman({ privateKey, publicKey: lastKey }));
+        },
+      };
     };
   },
   (make) => {
@@ -433,17 +442,41 @@ export function chachaPoly(key: Uint8Array): Aead {
 
 // --- hashes -------------------------------------------------------------------------------------------------------
 
+// One call instead of an object, and text instead of a Buffer: twice as fast for what is hashed here.
+function nativeSha256(crypto: NodeCrypto): (bytes: Uint8Array) => Uint8Array {
+  return (bytes) => {
+    const text = crypto.hash('sha256', bytes, 'binary');
+    const digest = new Uint8Array(32);
+    for (let i = 0; i < 32; i++) digest[i] = text.charCodeAt(i);
+    return digest;
+  };
+}
+
 /** @internal */
 export const sha256Backends: Backends<(bytes: Uint8Array) => Uint8Array> = /* @__PURE__ */ new Backends(
   (bytes: Uint8Array): Uint8Array => nobleSha256(bytes),
-  (crypto) => (bytes) => plainBytes(crypto.hash('sha256', bytes, 'buffer')),
+  nativeSha256,
   (sha) => begins(sha(zeros(0)), 'e3b0c442'),
 );
 
 /** @internal */
 export const hmacBackends: Backends<(key: Uint8Array, bytes: Uint8Array) => Uint8Array> = /* @__PURE__ */ new Backends(
   (key: Uint8Array, bytes: Uint8Array): Uint8Array => hmac(nobleSha256, key, bytes),
-  (crypto) => (key, bytes) => plainBytes(crypto.createHmac('sha256', key).update(bytes).digest()),
+  (crypto) => {
+    const sha = nativeSha256(crypto);
+    return (key, bytes) => {
+      const short = key.length > 64 ? sha(key) : key;
+      const inner = new Uint8Array(64 + bytes.length).fill(0x36, 0, 64);
+      const outer = new Uint8Array(96).fill(0x5c, 0, 64);
+      for (let i = 0; i < short.length; i++) {
+        inner[i]! ^= short[i]!;
+        outer[i]! ^= short[i]!;
+      }
+      inner.set(bytes, 64);
+      outer.set(sha(inner), 64);
+      return sha(outer);
+    };
+  },
   (mac) => begins(mac(zeros(0), zeros(0)), 'b613679a'),
 );
 
