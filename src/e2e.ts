@@ -33,17 +33,18 @@ export function checkKey(key: Uint8Array): void {
   if (!(key instanceof Uint8Array) || key.length !== KEY_BYTES) throw new BadKey('a room key has 32 bytes');
 }
 
-/** Base64url that must hold a certain number of bytes. */
-function decoded(text: string | undefined, what: string, fits: (length: number) => boolean): Uint8Array {
-  const bytes = text === undefined ? undefined : fromBase64url(text);
-  if (bytes !== undefined && fits(bytes.length)) return bytes;
-  throw new DecryptError('encoding', `${what} is not unpadded base64url of the right length`);
-}
+/** Where the longest box that a line can hold is decoded. */
+const boxScratch: Uint8Array = /* @__PURE__ */ new Uint8Array(MAX_TEXT);
 
-const decodedNonce = (text: string | undefined): Uint8Array =>
-  decoded(text, 'the nonce', (length) => length === NONCE_BYTES);
-const decodedBox = (text: string | undefined): Uint8Array =>
-  decoded(text, 'the sealed part', (length) => length >= TAG_BYTES);
+/** What was sealed under a key, from the base64url of nonce and box; undefined when it does not authenticate. */
+function openBox(key: Uint8Array, nonceText: string, boxText: string): Uint8Array | undefined {
+  const nonce = fromBase64url(nonceText);
+  const box = fromBase64url(boxText, boxScratch);
+  if (nonce?.length !== NONCE_BYTES || box === undefined || box.length < TAG_BYTES) {
+    throw new DecryptError('encoding', 'nonce or sealed part is not unpadded base64url of the right length');
+  }
+  return aesGcm(key).open(nonce, box);
+}
 
 // --- offers -----------------------------------------------------------------------------------------------------
 
@@ -110,15 +111,18 @@ export function isOffer(text: string): boolean {
  */
 export function e2eAccept(offer: string, privateKey: Uint8Array): SealedRoom {
   const own = x25519(privateKey);
-  const [tag, key, nonceText, boxText, ...more] = typeof offer === 'string' ? offer.split(' ') : [];
-  if (tag !== 'e2e1' || more.length > 0) throw new DecryptError('encoding', 'not an offer: e2e1 and three more tokens');
-  const publicKey = decoded(key, 'the public key', (length) => length === KEY_BYTES);
-  const nonce = decodedNonce(nonceText);
-  const box = decodedBox(boxText);
+  const [tag, keyText, nonceText, boxText, ...more] = typeof offer === 'string' ? offer.split(' ', 5) : [];
+  if (tag !== 'e2e1' || keyText === undefined || nonceText === undefined || boxText === undefined || more.length > 0) {
+    throw new DecryptError('encoding', 'not an offer: e2e1 and three more tokens');
+  }
+  const publicKey = fromBase64url(keyText);
+  if (publicKey?.length !== KEY_BYTES) {
+    throw new DecryptError('encoding', 'the public key is not unpadded base64url of 32 bytes');
+  }
   if (!isCanonicalX25519(publicKey)) {
     throw new DecryptError('key', 'the public key of the offer is of small order, or written in a second way');
   }
-  const plain = aesGcm(offerKey(own.shared(publicKey))).open(nonce, box);
+  const plain = openBox(offerKey(own.shared(publicKey)), nonceText, boxText);
   if (plain === undefined) throw new DecryptError('tag', 'the offer was changed, or sealed to another key');
   const room = fromUtf8(plain.subarray(KEY_BYTES));
   if (plain.length <= KEY_BYTES || !isName(room)) {
@@ -170,6 +174,31 @@ export async function e2eOfferTo(
 
 // --- lines ------------------------------------------------------------------------------------------------------
 
+/** Nonces to come, and their base64url: of each, 12 bytes are 16 characters. */
+let nonces: { bytes: Uint8Array; text: string; used: number } | undefined;
+
+/** The generator and the codec take as long for one nonce as for many, and half as long as the encryption. */
+function freshNonce(): [bytes: Uint8Array, text: string] {
+  if (nonces === undefined || nonces.used === 64) {
+    const bytes = randomBytes(64 * NONCE_BYTES);
+    nonces = { bytes, text: toBase64url(bytes), used: 0 };
+    // Not kept longer than this turn: two copies of a machine must not go on with the same ones.
+    queueMicrotask(() => {
+      nonces = undefined;
+    });
+  }
+  const i = nonces.used++;
+  return [nonces.bytes.subarray(12 * i, 12 * i + 12), nonces.text.slice(16 * i, 16 * i + 16)];
+}
+
+function nonceOf(bytes: Uint8Array): [bytes: Uint8Array, text: string] {
+  return [bytes, toBase64url(bytes)];
+}
+
+const encoder: TextEncoder = /* @__PURE__ */ new TextEncoder();
+/** Where texts become bytes; never left with one in it. */
+const scratch: Uint8Array = /* @__PURE__ */ new Uint8Array(MAX_SEALED);
+
 /**
  * Seals a text as one line for a room. Every character survives: newlines, blanks at the ends, the invisible.
  *
@@ -180,17 +209,19 @@ export async function e2eOfferTo(
  */
 export function e2eSeal(key: Uint8Array, text: string, o: Random = {}): string {
   if (/\p{Cs}/u.test(text)) throw new TechnocoreError('bad_text', 'a lone surrogate has no UTF-8 form');
-  const plain = utf8(text);
-  if (plain.length > MAX_SEALED) {
-    const chars = (NONCE_BYTES / 3) * 4 + 1 + Math.ceil(((plain.length + TAG_BYTES) * 4) / 3);
-    throw new FrameTooLong(
-      chars,
-      MAX_TEXT,
-      `${plain.length} bytes, and a sealed line holds ${MAX_SEALED} bytes of text`,
-    );
+  const [nonce, nonceText] = o.random ? nonceOf(o.random(NONCE_BYTES)) : freshNonce();
+  const { read, written } = encoder.encodeInto(text, scratch);
+  try {
+    if (read < text.length) throw tooLong(utf8(text).length);
+    return `${nonceText}.${toBase64url(aesGcm(key).seal(nonce, scratch.subarray(0, written)))}`;
+  } finally {
+    scratch.fill(0, 0, written);
   }
-  const nonce = (o.random ?? randomBytes)(NONCE_BYTES);
-  return `${toBase64url(nonce)}.${toBase64url(aesGcm(key).seal(nonce, plain))}`;
+}
+
+function tooLong(bytes: number): FrameTooLong {
+  const chars = (NONCE_BYTES * 4) / 3 + 1 + Math.ceil(((bytes + TAG_BYTES) * 4) / 3);
+  return new FrameTooLong(chars, MAX_TEXT, `${bytes} bytes, and a sealed line holds ${MAX_SEALED} bytes of text`);
 }
 
 /**
@@ -200,10 +231,9 @@ export function e2eSeal(key: Uint8Array, text: string, o: Random = {}): string {
  * @throws BadKey the key has not 32 bytes
  */
 export function e2eOpen(key: Uint8Array, line: string): string {
-  const aead = aesGcm(key);
-  const [nonce, box, ...more] = typeof line === 'string' ? line.split('.', 3) : [];
-  if (more.length > 0) throw new DecryptError('encoding', 'not a sealed line: two parts with a dot between');
-  const plain = aead.open(decodedNonce(nonce), decodedBox(box));
+  const dot = typeof line === 'string' ? line.indexOf('.') : -1;
+  if (dot < 0) throw new DecryptError('encoding', 'not a sealed line: two parts with a dot between');
+  const plain = openBox(key, line.slice(0, dot), line.slice(dot + 1));
   if (plain === undefined) throw new DecryptError('tag', 'the line was changed, or sealed with another key');
   const text = fromUtf8(plain);
   if (text === undefined) throw new DecryptError('layout', 'the line opens, and is not UTF-8');

@@ -59,15 +59,17 @@ export {
 } from './errors.ts';
 export { decode, encode, type Frame, type Json, MAX_NOTE, MAX_TEXT, sweep } from './frames.ts';
 export { type Clock, type Event, type Options, systemClock } from './http.ts';
-export { type Identity, publishIdentity, resolveIdentity } from './identity.ts';
+export { type Identity, identityKeys, publishIdentity, resolveIdentity } from './identity.ts';
 export { type Ledger, type LedgerLimits, type LedgerMessage, memoryLedger, type Verdict } from './ledger.ts';
 export { fileCursor, fileLedger } from './ledger-file.ts';
 export { toolsChanged } from './mcp.ts';
+export { type AcceptOptions, acceptSealed, connectSealed } from './meeting.ts';
 export { explain, type Message, type RoomView, verifyMessage } from './messages.ts';
 export { isDid, isName, type RoomClasses, roomClasses, verify } from './names.ts';
 export { allowWriters, claimRoom, getNote, listNotes, type SetOptions, setNote } from './notes.ts';
 export type { ReplyLimits } from './replies.ts';
 export { type CursorStore, follow, type Place, type ReadOptions, read, type SignedMessage, say } from './rooms.ts';
+export { type SealedChannel, sealed } from './sealed.ts';
 export type { ServeOptions } from './serve.ts';
 export { type SignedNote, Signer } from './signer.ts';
 export type {

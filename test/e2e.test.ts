@@ -208,6 +208,19 @@ describe('lines', () => {
     }
   });
 
+  test('lines do not disturb each other', () => {
+    const random = (n: number): Uint8Array => {
+      expect(e2eOpen(key, e2eSeal(key, 'inner text, longer than the outer'))).toMatch(/^inner/);
+      return randomBytes(n);
+    };
+    expect(e2eOpen(key, e2eSeal(key, 'outer', { random }))).toBe('outer');
+    const lines = ['first, and long', 'second'].map((text) => e2eSeal(key, text));
+    expect(lines.map((line) => e2eOpen(key, line))).toEqual(['first, and long', 'second']);
+    // Longer than any line of a room: refused by its tag, not for its length.
+    const long = `${'A'.repeat(16)}.${'A'.repeat(40_000)}`;
+    expect(thrown(() => e2eOpen(key, long)).layer).toBe('tag');
+  });
+
   test('a leading BOM survives', () => {
     expect(e2eOpen(key, e2eSeal(key, '\ufeffx'))).toBe('\ufeffx');
   });

@@ -5,7 +5,7 @@ import type { Channel } from '../src/channel.ts';
 import { randomBytes } from '../src/crypto.ts';
 import { e2eOffer, e2eOfferTo, e2eSend } from '../src/e2e.ts';
 import { BadKey, BadName, CallTimeout, FrameTooLong } from '../src/errors.ts';
-import type { Event } from '../src/http.ts';
+import { type Clock, type Event, systemClock } from '../src/http.ts';
 import { identityKeys, publishIdentity } from '../src/identity.ts';
 import { createLocalService } from '../src/local.ts';
 import { acceptSealed, connectSealed } from '../src/meeting.ts';
@@ -52,6 +52,12 @@ function edited(url: unknown, text: string, edit: Edit | undefined): string {
   view.last_seq = Math.max(view.last_seq, view.messages.at(-1)?.seq ?? 0);
   return JSON.stringify(view);
 }
+
+/** A clock on which 777 ms are over when `found` is true, and not before. */
+const lateClock = (found: () => boolean): Clock => ({
+  now: systemClock.now,
+  sleep: (ms, signal) => (ms === 777 ? until(() => signal?.aborted || found()) : systemClock.sleep(ms, signal)),
+});
 
 const reasons = (events: Event[]): string[] =>
   events.filter((e) => e.kind === 'refused').map((e) => String(e['reason']));
@@ -311,8 +317,9 @@ describe('sealed', () => {
     const served = agent();
     await serving(sealed(room, key, alice, { ...served, peer: bob.did }), alice, served, new Map([['hi', () => 'hi']]));
     const fromCarol = sealed(room, key, carol, { ...c, peer: alice.did });
-    await expect(call(fromCarol, 'hi', {}, carol, { ...c, timeoutMs: 300 })).rejects.toThrow(CallTimeout);
-    expect(reasons(served.events)).toContain('not the peer');
+    const refused = (): boolean => reasons(served.events).includes('not the peer');
+    const late = { ...c, clock: lateClock(refused), timeoutMs: 777 };
+    await expect(call(fromCarol, 'hi', {}, carol, late)).rejects.toThrow(CallTimeout);
     expect(await call(sealed(room, key, bob, { ...b, peer: alice.did }), 'hi', {}, bob, b)).toBe('hi');
   });
 
@@ -355,13 +362,13 @@ describe('meeting', () => {
   test('nobody there, or nobody who lets us in: a typed error in time', async () => {
     const { agent } = world();
     const [alice, bob] = [Signer.generate(), Signer.generate()];
-    const o = agent();
     const asked: string[] = [];
     const served = agent();
+    const o = { ...agent(), clock: lateClock(() => reasons(served.events).length > 0) };
     await accepting(bob, served, new Map(), { allow: (did: string) => asked.push(did) === 0 });
-    const error: any = await connectSealed(bob.did, alice, { ...o, timeoutMs: 300 }).catch((e) => e);
+    const error: any = await connectSealed(bob.did, alice, { ...o, timeoutMs: 777 }).catch((e) => e);
     expect(error).toBeInstanceOf(CallTimeout);
-    expect(error).toMatchObject({ room: 'mb-p-inbox', afterMs: 300, reason: 'no-answer' });
+    expect(error).toMatchObject({ room: 'mb-p-inbox', afterMs: 777, reason: 'no-answer' });
     expect(asked).toEqual([alice.did]);
     expect(reasons(served.events)).toContain('not allowed');
     const stop = new AbortController();
@@ -434,8 +441,9 @@ describe('meeting', () => {
     for (let i = 0; i < 3; i++) channels.push(await connectSealed(bob.did, alice, o));
     for (const channel of channels.slice(1)) expect(await call(channel, 'hi', {}, alice, o)).toBe('hi');
     await expect(call(channels[0]!, 'hi', {}, alice, { ...o, timeoutMs: 300 })).rejects.toThrow(CallTimeout);
-    await expect(connectSealed(bob.did, carol, { ...agent(), timeoutMs: 300 })).rejects.toThrow(CallTimeout);
-    expect(reasons(served.events)).toContain('too many sessions');
+    const refused = (): boolean => reasons(served.events).includes('too many sessions');
+    const late = { ...agent(), clock: lateClock(refused), timeoutMs: 777 };
+    await expect(connectSealed(bob.did, carol, late)).rejects.toThrow(CallTimeout);
   });
 
   test('all sessions end with the acceptor', async () => {
