@@ -446,6 +446,23 @@ describe('meeting', () => {
     await expect(connectSealed(bob.did, carol, late)).rejects.toThrow(CallTimeout);
   });
 
+  test('one mailbox takes offers and open calls alike', async () => {
+    const { agent } = world();
+    const [alice, bob] = [Signer.generate(), Signer.generate()];
+    const served = agent();
+    const methods = new Map([['where', (_: any, { room }: any) => room]]);
+    await accepting(bob, served, methods);
+    const stop = new AbortController();
+    stops.push(stop);
+    await new Promise<void>((onReady, reject) => {
+      serve('mb-p-inbox', bob, { ...served, methods, onReady, signal: stop.signal }).catch(reject);
+    });
+    const o = agent();
+    const open = await call(bob.did, 'where', {}, alice, { ...o, replyTo: 'mb-p-alice' });
+    const channel = await connectSealed(bob.did, alice, o);
+    expect([open, await call(channel, 'where', {}, alice, o)]).toEqual(['mb-p-inbox', channel.room]);
+  });
+
   test('all sessions end with the acceptor', async () => {
     const { agent } = world();
     const [alice, bob] = [Signer.generate(), Signer.generate()];
