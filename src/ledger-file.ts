@@ -2,21 +2,17 @@
  * A ledger and a cursor in files: a server that was killed goes on where it was, does nothing twice, and serves what
  * came meanwhile. Needs Node (or Bun, Deno), and asks for it at call time only.
  *
- * The ledger is a log of JSON lines, each on disk before what it says is acted upon. A line that was cut by a crash is
- * the last one, and nobody has acted upon it. Any other line that cannot be read is damage, and the file is refused.
- *
  * @module
  */
 import { TechnocoreError, Unavailable } from './errors.ts';
 import { Files, type Log, systemCode } from './files.ts';
-import { encodeLong, isObject } from './frames.ts';
-import { type Clock, systemClock } from './http.ts';
+import { encodeLong, isObject, type Json } from './frames.ts';
+import type { Clock } from './http.ts';
+import { Journal, type Journaled } from './journal.ts';
 import { type Admission, type Ledger, type LedgerLimits, type LedgerMessage, LedgerState } from './ledger.ts';
 import type { CursorStore, Place } from './rooms.ts';
 
 // --- what the lines say ------------------------------------------------------------------------------------------
-
-const HEADER = '["technocore-ledger",1]\n';
 
 /** A request that was begun. */
 type Begun = [id: string, digest: string, reply?: string];
@@ -38,13 +34,7 @@ const begunOf = (id: string, digest: string, reply?: string): Begun =>
 const isNonce = (value: unknown): value is string => typeof value === 'string' && /^\d{1,19}$/.test(value);
 const isText = (value: unknown): value is string => typeof value === 'string';
 
-function lineOf(text: string): Line | undefined {
-  let line: unknown;
-  try {
-    line = JSON.parse(text);
-  } catch {
-    return undefined;
-  }
+function lineOf(line: unknown): Line | undefined {
   if (!Array.isArray(line)) return undefined;
   const [kind, from, second, third, begun] = line;
   const isBegun = (one: unknown): boolean => Array.isArray(one) && /^[23]$/.test(`${one.length}`) && one.every(isText);
@@ -64,8 +54,22 @@ function lineOf(text: string): Line | undefined {
 }
 
 /** The state of a ledger, as lines and from them. */
-class LoggedState extends LedgerState {
-  restore(line: Line): void {
+class LoggedState extends LedgerState implements Journaled {
+  readonly what = 'request ledger';
+  readonly header = '["technocore-ledger",1]';
+  readonly damage = {
+    code: 'bad_ledger',
+    meaning:
+      'what was done already is unknown; it was left as it is. Mend it, or move it away when no request can come again that it may have known',
+  };
+
+  restore(value: unknown): boolean {
+    const line = lineOf(value);
+    if (line) this.#take(line);
+    return line !== undefined;
+  }
+
+  #take(line: Line): void {
     if (line[0] === 'time') this.time = line[1];
     else if (line[0] === 'letgo') this.letGo = BigInt(line[1]);
     else if (line[0] === 'answer') this.answer(line[1], line[2], line[3]);
@@ -80,7 +84,7 @@ class LoggedState extends LedgerState {
 
   /** The fewest lines that make this state. */
   lines(): string {
-    let text = HEADER;
+    let text = '';
     let time = 0;
     const add = (line: Line): void => {
       text += `${encodeLong(line)}\n`;
@@ -108,31 +112,19 @@ class LoggedState extends LedgerState {
 
 // --- the ledger --------------------------------------------------------------------------------------------------
 
-/** Bytes by which a log may outgrow what it says before it is written anew. */
-const SLACK = 1 << 20;
 /** How much of the ledger's time may pass unwritten, ms. */
 const TIME_MS = 10_000;
 
 /** A ledger over a log that somebody else keeps. */
 class LoggedLedger implements Ledger {
   readonly #state: LoggedState;
-  readonly #log: Log;
-  readonly #release: () => Promise<void>;
-  #waiting = '';
-  #next: Promise<void> | undefined;
-  #last: Promise<void> = Promise.resolve();
-  #length: number;
-  #compactAt: number;
+  readonly #journal: Journal;
   #timed: number;
-  #failure: TechnocoreError | undefined;
 
-  constructor(state: LoggedState, log: Log, length: number, release: () => Promise<void>) {
+  constructor(state: LoggedState, journal: Journal) {
     this.#state = state;
-    this.#log = log;
-    this.#length = length;
-    this.#compactAt = 2 * length + SLACK;
+    this.#journal = journal;
     this.#timed = state.time;
-    this.#release = release;
   }
 
   pass(now: number): void {
@@ -144,7 +136,7 @@ class LoggedLedger implements Ledger {
   }
 
   async admit(m: LedgerMessage, now: number): Promise<Admission> {
-    if (this.#failure) throw this.#failure;
+    this.#journal.check();
     this.pass(now);
     const admission = this.#state.admit(m, now);
     const begun = m.requests.flatMap(({ id, digest, reply }, i) =>
@@ -171,50 +163,15 @@ class LoggedLedger implements Ledger {
   }
 
   #add(line: Line): void {
-    this.#waiting += `${encodeLong(line)}\n`;
+    this.#journal.add(line as Json);
   }
 
-  /** Resolves once the line is on disk. Lines that come while another is being written share the next write. */
   #write(line: Line): Promise<void> {
-    this.#add(line);
-    this.#next ??= this.#last.then(() => {
-      this.#next = undefined;
-      return this.#flush();
-    });
-    this.#last = this.#next.catch(() => {});
-    return this.#next;
+    return this.#journal.write(line as Json);
   }
 
-  async #flush(): Promise<void> {
-    if (this.#failure) throw this.#failure;
-    const text = this.#waiting;
-    this.#waiting = '';
-    try {
-      if (this.#length + text.length <= this.#compactAt) {
-        if (text !== '') await this.#log.append(text);
-        this.#length += text.length;
-        return;
-      }
-      const lines = this.#state.lines();
-      await this.#log.replace(lines);
-      this.#length = lines.length;
-      this.#compactAt = 2 * lines.length + SLACK;
-    } catch (cause) {
-      // What is on disk now is not known; only who reads it anew can go on.
-      this.#failure = new Unavailable(`the request ledger cannot be written: ${systemCode(cause) ?? cause}`, cause);
-      throw this.#failure;
-    }
-  }
-
-  async close(): Promise<void> {
-    try {
-      await this.#last;
-      if (!this.#failure) await this.#flush();
-    } finally {
-      this.#failure ??= new Unavailable('the request ledger is closed');
-      await this.#log.close();
-      await this.#release();
-    }
+  close(): Promise<void> {
+    return this.#journal.close();
   }
 }
 
@@ -223,39 +180,15 @@ class LoggedLedger implements Ledger {
  *
  * @internal
  * @param text what the log holds; undefined when there is none yet
- * @param open called once the log is known to be a ledger
  */
 export async function loggedLedger(
   name: string,
   text: string | undefined,
   log: Log,
-  limits: LedgerLimits = {},
-  release: () => Promise<void> = async () => {},
+  limits?: LedgerLimits,
 ): Promise<Ledger> {
   const state = new LoggedState(limits);
-  // Shorter than its header, the file was cut before anything could have been written into it.
-  if (text !== undefined && !HEADER.startsWith(text)) {
-    const lines = text.split('\n');
-    // Empty after a whole line. After a cut one, its rest; whether that happens to be whole is of no importance.
-    const rest = lines.pop()!;
-    const damaged = lines.findIndex((line, i) => {
-      if (i === 0) return `${line}\n` !== HEADER;
-      const known = lineOf(line);
-      if (known) state.restore(known);
-      return known === undefined;
-    });
-    if (damaged >= 0 || lines.length === 0) {
-      throw new TechnocoreError(
-        'bad_ledger',
-        `${name} is no request ledger, or damaged in line ${Math.max(damaged, 0) + 1}, so what was done already is unknown; it was left as it is. Mend it, or move it away when no request can come again that it may have known`,
-      );
-    }
-    const known = lineOf(rest);
-    if (known) state.restore(known);
-  }
-  const lines = state.lines();
-  await log.replace(lines);
-  return new LoggedLedger(state, log, lines.length, release);
+  return new LoggedLedger(state, await Journal.open(state, name, text, log));
 }
 
 /**
@@ -267,16 +200,9 @@ export async function loggedLedger(
  * @throws TechnocoreError `bad_ledger`: the file is not a ledger, or damaged; it is left as it is
  * @throws Unavailable another process has it, or the file system refuses, or there is none
  */
-export async function fileLedger(path: string, limits?: LedgerLimits, clock: Clock = systemClock): Promise<Ledger> {
-  const files = new Files();
-  const release = await files.lock(`${path}.node-lock`, clock);
-  try {
-    const file = await files.read(path);
-    return await loggedLedger(path, file?.text, files.log(path), limits, release);
-  } catch (cause) {
-    await release();
-    throw refused(cause, path);
-  }
+export async function fileLedger(path: string, limits?: LedgerLimits, clock?: Clock): Promise<Ledger> {
+  const state = new LoggedState(limits);
+  return new LoggedLedger(state, await Journal.openFile(state, path, clock));
 }
 
 function refused(cause: unknown, path: string): TechnocoreError {

@@ -31,6 +31,7 @@ import { attend } from './presence.ts';
 import { type ReplyLimits, ReplyRooms } from './replies.ts';
 import { type CursorStore, saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
+import { Workers } from './workers.ts';
 
 /** Begun and not finished: the server stopped, or died, in the middle of it. */
 export const INTERRUPTED = 1001;
@@ -439,15 +440,15 @@ class Server implements Listener {
           () => undefined,
         );
     let emitted = 0;
-    const emit = (frame: Json): void => {
+    const emit = (frame: Json): false | Promise<boolean> => {
       // Whatever a handler says in a burst, memory and the write budget hold.
-      if (stop.signal.aborted || emitted >= MAX_EMITTED) return;
+      if (stop.signal.aborted || emitted >= MAX_EMITTED) return false;
       emitted++;
-      this.#track(
-        this.#answer(reply, encodeLong(frame)).finally(() => {
-          emitted--;
-        }),
-      );
+      const sent = this.#answer(reply, encodeLong(frame)).finally(() => {
+        emitted--;
+      });
+      this.#track(sent);
+      return sent;
     };
     try {
       const { signal } = stop;
@@ -456,7 +457,8 @@ class Server implements Listener {
         from: m.from,
         room: m.room,
         service: this.#service,
-        signal,
+        // What waits for long is ended with the dispatcher.
+        ...(!open && { signal }),
         emit,
         onError,
       });
@@ -573,51 +575,4 @@ function deferred(): { promise: Promise<void>; resolve: () => void; reject: (cau
     reject = no;
   });
   return { promise, resolve, reject };
-}
-
-/** A limit on handlers, fair to keys: each in turn, however much one of them asks. */
-class Workers {
-  #free: number;
-  readonly #max: number;
-  #waiting = 0;
-  /** One queue a key, in turn. */
-  readonly #queues = new Map<string, (() => void)[]>();
-
-  constructor(concurrency: number, max: number) {
-    this.#free = concurrency;
-    this.#max = max;
-  }
-
-  /** Waits for a turn. @returns gives it back; undefined when too many wait */
-  async enter(from: string): Promise<(() => void) | undefined> {
-    if (this.#free > 0) this.#free--;
-    else {
-      const queue = this.#queues.get(from) ?? [];
-      if (this.#waiting >= this.#max || queue.length >= this.#max / 4) return undefined;
-      this.#queues.set(from, queue);
-      this.#waiting++;
-      await new Promise<void>((resolve) => queue.push(resolve));
-    }
-    let inside = true;
-    return () => {
-      if (!inside) return;
-      inside = false;
-      this.#next();
-    };
-  }
-
-  #next(): void {
-    const [first] = this.#queues;
-    if (!first) {
-      this.#free++;
-      return;
-    }
-    const [from, queue] = first;
-    const resolve = queue.shift()!;
-    this.#queues.delete(from);
-    // Behind all others that wait.
-    if (queue.length > 0) this.#queues.set(from, queue);
-    this.#waiting--;
-    resolve();
-  }
 }
