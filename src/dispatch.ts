@@ -8,7 +8,7 @@
  * @module
  */
 import { RpcError, TechnocoreError } from './errors.ts';
-import { isObject, type Json } from './frames.ts';
+import { isObject, type Json, MAX_TEXT } from './frames.ts';
 import type { Clock, Options } from './http.ts';
 
 // --- frames ------------------------------------------------------------------------------------------------------
@@ -149,6 +149,8 @@ export interface CallContext {
   readonly meta: Record<string, unknown>;
   /** How to reach the service that the call came through, for handlers that use rooms and notes themselves. */
   readonly service: Options;
+  /** Most characters that one frame to the caller holds. */
+  readonly limit: number;
   /** Sends a notification to the caller. Does nothing once the call is answered, or where nothing can be sent. */
   readonly notify: (method: string, params?: Json) => void;
 }
@@ -156,11 +158,15 @@ export interface CallContext {
 /**
  * Answers one method. What it returns, or what its promise resolves to, is the result; undefined becomes null. A thrown
  * {@link RpcError} is answered as it is, a Conflict as 1005, anything else as -32603 without any detail.
+ *
+ * An async generator answers with many results under the one id, where a protocol has that: each one it yields goes out
+ * before it is asked for the next, and what it returns is the last.
  */
 export type Handler = (params: any, context: CallContext) => unknown;
 
 const LOCAL_ONLY = Symbol.for('technocore-rpc.local');
 const IDEMPOTENT = Symbol.for('technocore-rpc.idempotent');
+const STAYS_OPEN = Symbol.for('technocore-rpc.stays-open');
 
 function marked(handler: Handler, mark: symbol): Handler {
   return Object.assign((params: unknown, context: CallContext) => handler(params, context), handler, { [mark]: true });
@@ -180,6 +186,14 @@ export function idempotent(handler: Handler): Handler {
   return marked(handler, IDEMPOTENT);
 }
 
+/**
+ * The handler, declared to wait more than to work: a server lets it wait as long as it likes, beside those that work. It
+ * must bound how many of its calls wait, and end when its signal aborts.
+ */
+export function staysOpen(handler: Handler): Handler {
+  return marked(handler, STAYS_OPEN);
+}
+
 // --- the dispatcher ----------------------------------------------------------------------------------------------
 
 /** Where a frame came from, and what may be done meanwhile. */
@@ -191,8 +205,11 @@ export interface DispatchContext {
   service?: Options | undefined;
   /** Aborts the handlers of this frame. Without it they get one that aborts when the dispatcher is closed. */
   signal?: AbortSignal | undefined;
-  /** Takes the frames that precede the answer, and those of subscriptions. It must not throw. */
-  emit?: ((frame: Json) => void) | undefined;
+  /**
+   * Takes the frames that precede the answer, and those of subscriptions. It must not throw, nor reject. A promise resolves
+   * once the frame is on its way, to false when it never will be.
+   */
+  emit?: ((frame: Json) => unknown) | undefined;
   /** Most characters of one frame on the way back, by which lists are cut into pages. Default {@link MAX_TEXT}. */
   limit?: number | undefined;
   /** Told what a handler threw when the caller learns only "Internal error". */
@@ -290,9 +307,21 @@ export class Call implements CallContext {
     return (method, params) => this.emit(rpcNotification(method, params));
   }
 
+  get limit(): number {
+    return this.#outer.limit ?? MAX_TEXT;
+  }
+
   /** Sends a frame to the caller, as long as the call is not answered. */
-  emit(frame: JsonObject): void {
-    if (!this.#over && this.#outer.emit !== undefined) this.#outer.emit(toJson(frame));
+  emit(frame: JsonObject): unknown {
+    return this.#over ? undefined : this.#outer.emit?.(toJson(frame));
+  }
+
+  /** Sends one result of many. @throws RpcError it cannot be sent */
+  async item(result: unknown): Promise<void> {
+    if (this.id === undefined) return;
+    if ((await this.emit(rpcResult(this.id, toJson(result)))) === false) {
+      throw new RpcError(INTERNAL_ERROR, 'A part of the answer could not be sent');
+    }
   }
 
   /** True once the call is answered or cancelled. */
@@ -336,6 +365,11 @@ function describe(error: unknown): [code: number, message: string, data?: Json] 
     }
   }
   return [INTERNAL_ERROR, 'Internal error'];
+}
+
+function isGenerator(value: unknown): value is AsyncGenerator {
+  const { next, [Symbol.asyncIterator]: iterator } = (value ?? {}) as Partial<AsyncGenerator>;
+  return typeof next === 'function' && typeof iterator === 'function';
 }
 
 function isThenable(value: unknown): value is PromiseLike<unknown> {
@@ -382,7 +416,10 @@ class JsonRpc implements Dispatcher {
   staysOpen(frame: unknown): boolean {
     if (classify(frame) !== 'request') return false;
     const request = frame as JsonObject;
-    return this.#owner(request['method'])?.staysOpen(request) === true;
+    const handler = this.#methods.get(request['method'] as string);
+    return handler === undefined
+      ? this.#owner(request['method'])?.staysOpen(request) === true
+      : has(handler, STAYS_OPEN);
   }
 
   batchable(frames: unknown[]): boolean {
@@ -436,9 +473,23 @@ class JsonRpc implements Dispatcher {
     const call = new Call(frame, meta, context, this);
     try {
       const result = handler(params, call);
-      return isThenable(result) ? this.#settle(result, call, method) : call.answer(result);
+      if (isThenable(result)) return this.#settle(result, call, method);
+      return isGenerator(result) ? this.#settle(this.#drain(result, call), call, method) : call.answer(result);
     } catch (error) {
       return call.fail(error, method);
+    }
+  }
+
+  /** Sends what a generator yields. @returns what it returned */
+  async #drain(results: AsyncGenerator, call: Call): Promise<unknown> {
+    try {
+      for (;;) {
+        const { value, done } = await results.next();
+        if (done) return value;
+        await call.item(value);
+      }
+    } finally {
+      await results.return(undefined);
     }
   }
 
