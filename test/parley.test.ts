@@ -1062,3 +1062,71 @@ describe('nothing shows a secret', () => {
     }
   });
 });
+
+// --- a real relay -----------------------------------------------------------------------------------------------
+
+const real = process.env['PARLEY_RELAY'];
+
+describe.skipIf(real === undefined)('PARLEY_RELAY', { timeout: 300_000 }, () => {
+  const session = (o: SessionOptions = {}): Session => new Session(Identity.generate(), new HttpRelay(real!), o);
+
+  test('a thousand messages each way, a large one, a close', async () => {
+    for (const closer of [0, 1]) {
+      const events: unknown[] = [];
+      const both = [session({ onEvent: (e) => events.push(e) }), session({ onEvent: (e) => events.push(e) })] as const;
+      const [opener, joiner] = both;
+      await joiner.join((await opener.open('real')).url());
+      await opener.send('queued');
+      await opener.poll();
+      expect((await joiner.poll(5000)).map((m) => m.text)).toEqual(['queued']);
+      expect(joiner.peer.topic).toBe('real');
+      for (const [from, to] of [
+        [opener, joiner],
+        [joiner, opener],
+      ] as const) {
+        const said = [...Array.from({ length: 1000 }, (_, i) => `message ${i} \ud83d\ude80`), 'q'.repeat(61_440)];
+        const sending = (async () => {
+          for (const text of said) await from.send(text);
+        })();
+        const heard: string[] = [];
+        while (heard.length < said.length) heard.push(...(await to.poll(30_000)).map((m) => m.text));
+        await sending;
+        expect(heard).toEqual(said);
+      }
+      await both[closer]!.close('outcome');
+      expect(await both[1 - closer]!.poll(5000)).toMatchObject([{ kind: 'close', text: 'outcome' }]);
+      expect(events).toEqual([]);
+    }
+  });
+
+  test('refusals', async () => {
+    const [opener, joiner, third] = [session(), session(), session()];
+    const invite = await opener.open('t');
+    const { relay, channel, key } = invite;
+    const wrong = new Invite({ relay, channel, key, secret: Secret.generate() });
+    await expect(joiner.join(wrong)).rejects.toThrow(code('relay_refused', { reason: 'token' }));
+    const nowhere = new Invite({ relay, key, channel: randomBytes(16), secret: invite.secret });
+    await expect(joiner.join(nowhere)).rejects.toThrow(code('relay_refused', { reason: 'no-channel' }));
+    await joiner.join(invite);
+    await expect(third.join(invite)).rejects.toThrow(code('relay_refused', { reason: 'full' }));
+    const direct = new HttpRelay(real!);
+    await expect(direct.open(channel, 'x')).rejects.toThrow(code('relay_refused', { reason: 'exists' }));
+    const seat = await direct.open(randomBytes(16), 'x');
+    const frame = { channel: seat.channel, seq: 1n, type: 1, payload: new Uint8Array(1) };
+    await expect(direct.send(seat, frame)).rejects.toThrow(code('relay_refused', { reason: 'nobody' }));
+  });
+
+  test('a session is resumed', async () => {
+    const [opener, joiner] = [session(), Identity.generate()];
+    let other = new Session(joiner, new HttpRelay(real!));
+    await other.join(await opener.open('t'));
+    other = await Session.resume(other.save(), joiner, new HttpRelay(real!));
+    await opener.poll();
+    await other.poll();
+    other = await Session.resume(other.save(), joiner, new HttpRelay(real!));
+    await other.send('after two lives');
+    expect((await opener.poll(5000)).map((m) => m.text)).toEqual(['after two lives']);
+    await opener.send('heard');
+    expect((await other.poll(5000)).map((m) => m.text)).toEqual(['heard']);
+  });
+});
