@@ -25,6 +25,7 @@ import { fingerprint, isDid } from './names.ts';
 import { isServedHere, isThere, LOOK_MS, type Presence, presenceOf } from './presence.ts';
 import { saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
+import { FRAME_MEMBER, SPILL_META } from './spill.ts';
 
 /** Member of `params._meta` that names the room for the answer. */
 export const REPLY_META = 'chat.technocore/reply';
@@ -61,6 +62,8 @@ type Member = { [key: string]: Json };
  */
 const ANSWER_SHARE = 0.25;
 const ANSWER_MS = 10_000;
+/** Most spilled answers that one call looks at. */
+const MAX_SPILLED_FRAMES = 4;
 
 /** What a conversation makes of a frame that reached it: the end, a sign of life (good for so many ms), or nothing of its own. */
 export type Taken = 'done' | 'alive' | number | undefined;
@@ -70,7 +73,7 @@ export type Taken = 'done' | 'alive' | number | undefined;
 /** One conversation as the inbox knows it. */
 interface Waiting {
   /** A response with its id, or any notification. */
-  take(frame: Member, kind: 'response' | 'notification', from: string): void;
+  take(frame: Member, kind: 'response' | 'notification' | 'spilled', from: string): void;
   lost(gap: RingGap): void;
   fail(cause: unknown): void;
 }
@@ -161,8 +164,8 @@ class Inbox {
     const frame = m.from === '' ? undefined : decode(m.text);
     if (!frame) return;
     for (const member of Array.isArray(frame) ? frame : [frame]) {
-      const kind = classify(member);
-      if (kind === 'response') {
+      const kind = isObject(member) && member[FRAME_MEMBER] !== undefined ? 'spilled' : classify(member);
+      if (kind === 'response' || kind === 'spilled') {
         const { id } = member as Member;
         const waiting = typeof id === 'string' ? this.#waiting.get(id) : undefined;
         if (waiting) waiting.take(member as Member, kind, m.from);
@@ -286,11 +289,18 @@ async function lineOf(
   return { channel, inbox: inboxOf(t, replyTo), replyTo, epoch: () => feedOf(t, replyTo).epoch, pins, peer };
 }
 
-/** Params with the reply address in `_meta`; positional ones, and those on a channel, as they are. */
-function addressed(params: Json | undefined, replyTo: string | undefined): Json | undefined {
-  if (replyTo === undefined || (params !== undefined && !isObject(params))) return params;
+/** Params with the reply address in `_meta`, and that we read spilled answers; positional ones as they are. */
+function addressed(params: Json | undefined, replyTo: string | undefined, spills: boolean): Json | undefined {
+  if ((replyTo === undefined && !spills) || (params !== undefined && !isObject(params))) return params;
   const meta = params?.['_meta'];
-  return { ...params, _meta: { ...(isObject(meta) ? (meta as Member) : {}), [REPLY_META]: replyTo } };
+  return {
+    ...params,
+    _meta: {
+      ...(isObject(meta) ? (meta as Member) : {}),
+      ...(replyTo !== undefined && { [REPLY_META]: replyTo }),
+      ...(spills && { [SPILL_META]: true }),
+    },
+  };
 }
 
 // --- calls -------------------------------------------------------------------------------------------------------
@@ -328,7 +338,7 @@ export async function converse(
     rpcRequest(
       o.id || `${signer.fingerprint}.........0.0`,
       method,
-      addressed(params, isChannel(to) ? undefined : o.replyTo),
+      addressed(params, isChannel(to) ? undefined : o.replyTo, !isChannel(to) || to.spill !== undefined),
     ),
   );
 
@@ -379,7 +389,7 @@ export async function converse(
     }
     leave = await inbox.enter(channel, stop.signal);
     id ||= inbox.mint(signer, line.epoch());
-    const text = encode(rpcRequest(id, method, addressed(params, line.replyTo)));
+    const text = encode(rpcRequest(id, method, addressed(params, line.replyTo, channel.spill !== undefined)));
 
     const retries = o.retry ?? 0;
     let attempt = 0;
@@ -391,15 +401,42 @@ export async function converse(
       stop.signal.addEventListener('abort', () => reject(stop.signal.reason), { once: true });
     });
     finished.catch(() => {});
-    inbox.wait(id, {
+    // What the answer was is lost to us. The kept one comes for the same request; without another try it is an error.
+    const missed = (cause: unknown): void => {
+      lost = true;
+      if (attempt < retries) pause.abort();
+      else stop.abort(cause);
+    };
+    let spilled = 0;
+    const unspill = async (frame: Member, from: string): Promise<void> => {
+      if (!channel.spill || spilled++ >= MAX_SPILLED_FRAMES) return;
+      try {
+        const text = await channel.spill.get(frame[FRAME_MEMBER]!, stop.signal);
+        const answer = decode(text);
+        if (classify(answer) !== 'response' || (answer as Member)['id'] !== id) {
+          throw new TechnocoreError('spill_lost', 'what was spilled is not the answer');
+        }
+        t.onEvent({ kind: 'spilled', id, room, from, chars: text.length });
+        waiting.take(answer as Member, 'response', from);
+      } catch (cause) {
+        if (stop.signal.aborted) return;
+        t.onEvent({ kind: 'refused', id, room, from, reason: 'a spilled answer that cannot be read', cause });
+        if (from === line.peer) missed(cause);
+        // While anybody may answer, another one still may.
+        else doubt ??= cause;
+      }
+    };
+    const waiting: Waiting = {
       take(frame, kind, from) {
         if (from === channel.self) return;
         // Another call may have pinned it meanwhile.
         line.peer ??= pins.get(room);
         if (line.peer !== undefined && from !== line.peer) {
-          if (kind === 'response') t.onEvent({ kind: 'refused', id, room, from, reason: 'an answer from another key' });
+          if (kind !== 'notification')
+            t.onEvent({ kind: 'refused', id, room, from, reason: 'an answer from another key' });
           return;
         }
+        if (kind === 'spilled') return void unspill(frame, from);
         try {
           const taken = take(frame, kind);
           if (taken === undefined) return;
@@ -413,14 +450,10 @@ export async function converse(
           stop.abort(cause);
         }
       },
-      lost(gap) {
-        // What came may have been among the lost. The kept answer comes for the same request; without one it is an error.
-        lost = true;
-        if (attempt < retries) pause.abort();
-        else stop.abort(gap);
-      },
+      lost: missed,
       fail: (cause) => stop.abort(cause),
-    });
+    };
+    inbox.wait(id, waiting);
     forget = () => inbox.forget(id);
     begin?.(id);
 

@@ -10,6 +10,8 @@ import { isObject } from './frames.ts';
 import { orAbort, retrying, sharedOf, type Transport } from './http.ts';
 import { isName, roomClasses } from './names.ts';
 import { PATIENCE_MS, readView, type SigningKey, saySigned } from './rooms.ts';
+import type { Signer } from './signer.ts';
+import { type Spill, spillOf } from './spill.ts';
 
 export type { Incoming, Listener } from './feed.ts';
 
@@ -44,6 +46,8 @@ export interface Channel {
   listen(listener: Listener, signal?: AbortSignal): Promise<() => void>;
   /** Sends one frame, as text of at most {@link frames.MAX_TEXT} characters. */
   send(text: string, o?: SendOptions): Promise<Sent>;
+  /** How texts go that are too large for a frame; absent: not at all. */
+  readonly spill?: Spill;
 }
 
 // --- mailboxes ---------------------------------------------------------------------------------------------------
@@ -95,7 +99,7 @@ export function openMailbox(t: Transport, room: string, key: SigningKey, signal?
  */
 export function mailboxes(
   t: Transport,
-  key: SigningKey,
+  key: Signer,
   to: string,
   replyTo: string,
   latency: 'fast' | 'frugal' = 'fast',
@@ -114,6 +118,7 @@ export function mailboxes(
       if (latency === 'fast') feed.nudge();
       return sent;
     },
+    spill: spillOf(t, key, to),
   };
 }
 

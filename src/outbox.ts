@@ -8,8 +8,9 @@ import { TechnocoreError } from './errors.ts';
 import { budgetOf, type Transport } from './http.ts';
 
 interface Waiting {
-  readonly room: string;
-  readonly text: string;
+  /** Of which one write is under way at a time: a room, or a note. */
+  readonly lane: string;
+  write(): Promise<unknown>;
   resolve(): void;
   reject(cause: unknown): void;
 }
@@ -26,7 +27,7 @@ export class Outbox {
   readonly #write: (room: string, text: string) => Promise<unknown>;
   /** Queues by key; the first key is next. */
   readonly #queues = new Map<string, Waiting[]>();
-  readonly #rooms = new Set<string>();
+  readonly #lanes = new Set<string>();
   #waiting = 0;
 
   constructor(t: Transport, write: (room: string, text: string) => Promise<unknown>) {
@@ -46,13 +47,23 @@ export class Outbox {
    * @throws what the write throws
    */
   send(from: string, room: string, text: string): Promise<void> {
+    return this.run(from, room, () => this.#write(room, text));
+  }
+
+  /**
+   * Runs another write that an answer to `from` needs, when it is its turn.
+   *
+   * @param lane of which no two are to be under way
+   * @throws as {@link send}
+   */
+  run(from: string, lane: string, write: () => Promise<unknown>): Promise<void> {
     return new Promise((resolve, reject) => {
       const queue = this.#queues.get(from) ?? [];
       if (queue.length >= MAX_OF_KEY || this.#waiting >= MAX_WAITING) {
         reject(new TechnocoreError('outbox_full', 'more answers wait than can be written'));
         return;
       }
-      queue.push({ room, text, resolve, reject });
+      queue.push({ lane, write, resolve, reject });
       this.#queues.set(from, queue);
       this.#waiting++;
       this.#next();
@@ -60,10 +71,10 @@ export class Outbox {
   }
 
   #next(): void {
-    while (this.#rooms.size < MAX_WRITING) {
+    while (this.#lanes.size < MAX_WRITING) {
       // Whoever asks the budget early holds a turn that another key may deserve more.
-      if (this.#rooms.size > 0 && budgetOf(this.#t, 'write').delayMs(2) > 0) return;
-      const turn = [...this.#queues].find(([, queue]) => !this.#rooms.has(queue[0]!.room));
+      if (this.#lanes.size > 0 && budgetOf(this.#t, 'write').delayMs(2) > 0) return;
+      const turn = [...this.#queues].find(([, queue]) => !this.#lanes.has(queue[0]!.lane));
       if (!turn) return;
       const [from, queue] = turn;
       const one = queue.shift()!;
@@ -71,11 +82,12 @@ export class Outbox {
       // Behind all others.
       if (queue.length > 0) this.#queues.set(from, queue);
       this.#waiting--;
-      this.#rooms.add(one.room);
-      this.#write(one.room, one.text)
+      this.#lanes.add(one.lane);
+      one
+        .write()
         .then(() => one.resolve(), one.reject)
         .finally(() => {
-          this.#rooms.delete(one.room);
+          this.#lanes.delete(one.lane);
           this.#next();
         });
     }

@@ -7,12 +7,15 @@
 import { isMailbox } from './channel.ts';
 import { retrying, type Transport } from './http.ts';
 import { resolveIdentity } from './identity.ts';
+import { Lanes } from './nonces.ts';
 import { PATIENCE_MS, readView } from './rooms.ts';
 
 /** Bounds on answers that may hit somebody who did not ask. */
 export interface ReplyLimits {
   /** Answers a day to one room in which the caller's key never wrote; default 10. */
   unprovedPerDay?: number;
+  /** Answers a day to all such rooms that one key names; default 30. */
+  unprovedPerKey?: number;
   /** Reply rooms a day that we create by answering; the service grants an address 20; default 5. */
   newRoomsPerDay?: number;
 }
@@ -30,9 +33,18 @@ export function remember<K, V>(map: Map<K, V>, key: K, value: V, max: number = M
   if (map.size > max) map.delete(map.keys().next().value!);
 }
 
+/** Looks a day into rooms in which the key that names them never wrote. */
+const LOOKS_PER_KEY = 60;
+
 /** Counts per key and day. */
 class Daily {
   readonly #counts = new Map<string, { day: number; count: number }>();
+
+  /** Takes back what was counted last. */
+  give(key: string): void {
+    const entry = this.#counts.get(key);
+    if (entry) entry.count--;
+  }
 
   /** Counts one more, unless that would pass `limit`. */
   take(key: string, limit: number, now: number): boolean {
@@ -54,12 +66,16 @@ export class ReplyRooms {
   readonly #named = new Map<string, { room: string | undefined; until: number }>();
   readonly #proved = new Map<string, number>();
   readonly #unproved = new Daily();
+  readonly #ofKey = new Daily();
   readonly #created = new Daily();
+  readonly #looked = new Daily();
+  /** Looks of one key, one after the other. */
+  readonly #looks = new Lanes();
 
   constructor(t: Transport, served: string, limits: ReplyLimits = {}) {
     this.#t = t;
     this.#served = served;
-    this.#limits = { unprovedPerDay: 10, newRoomsPerDay: 5, ...limits };
+    this.#limits = { unprovedPerDay: 10, unprovedPerKey: 30, newRoomsPerDay: 5, ...limits };
   }
 
   /** A room that answers may go to at all. */
@@ -81,8 +97,7 @@ export class ReplyRooms {
     const now = this.#t.clock.now();
     const known = this.#named.get(from);
     if (known && now < known.until) return known.room;
-    const { base, fetch, clock } = this.#t;
-    const identity = await resolveIdentity(from, { base, fetch, clock });
+    const identity = await resolveIdentity(from, this.#t);
     const room = (identity?.signed ? identity.mailbox : undefined) ?? this.#last.get(from) ?? identity?.mailbox;
     const found = this.#allowed(room) ? room : undefined;
     // Not for long: an identity may be published at any time, and found missing again by one read.
@@ -90,17 +105,35 @@ export class ReplyRooms {
     return found;
   }
 
-  /** Whether one more answer to `from` may go to `room`; counts it where it may be unwanted. */
-  async admits(from: string, room: string): Promise<boolean> {
+  /** Whether one more answer to `from` may go to `room`, and whether that surely is its own; counts it where it is not. */
+  admits(from: string, room: string): Promise<'proved' | 'unproved' | undefined> {
+    if (this.#isProved(from, room)) return Promise.resolve('proved');
+    // Whatever a key names, its looks take no more of the read budget than one at a time.
+    return this.#looks.run(from, async () => {
+      if (this.#isProved(from, room)) return 'proved';
+      const now = this.#t.clock.now();
+      if (!this.#looked.take(from, LOOKS_PER_KEY, now)) return undefined;
+      const view = await retrying(this.#t, now + PATIENCE_MS, () => readView(this.#t, room, { limit: 200 }));
+      if (view.messages.some((m) => m.from === from)) {
+        this.#looked.give(from);
+        remember(this.#proved, `${from} ${room}`, now + PROVED_MS);
+        return 'proved';
+      }
+      const { unprovedPerDay, unprovedPerKey, newRoomsPerDay } = this.#limits;
+      const isAdmitted =
+        this.#ofKey.take(from, unprovedPerKey, now) &&
+        this.#unproved.take(room, unprovedPerDay, now) &&
+        (view.lastSeq > 0 || this.#created.take('', newRoomsPerDay, now));
+      return isAdmitted ? 'unproved' : undefined;
+    });
+  }
+
+  #isProved(from: string, room: string): boolean {
     const name = `${from} ${room}`;
     const now = this.#t.clock.now();
-    if ((this.#proved.get(name) ?? 0) > now) return true;
-    const view = await retrying(this.#t, now + PATIENCE_MS, () => readView(this.#t, room, { limit: 200 }));
-    if (view.messages.some((m) => m.from === from)) {
-      remember(this.#proved, name, now + PROVED_MS);
-      return true;
-    }
-    if (view.lastSeq === 0 && !this.#created.take('', this.#limits.newRoomsPerDay, now)) return false;
-    return this.#unproved.take(room, this.#limits.unprovedPerDay, now);
+    if ((this.#proved.get(name) ?? 0) <= now) return false;
+    // Its line sinks out of sight under the answers; who goes on asking need not prove himself again.
+    remember(this.#proved, name, now + PROVED_MS);
+    return true;
   }
 }

@@ -8,9 +8,9 @@
  *
  * @module
  */
-import { toBase64url } from './bytes.ts';
+import { concat, toBase64url, utf8 } from './bytes.ts';
 import type { Channel, Incoming, Listener, SendOptions, Sent } from './channel.ts';
-import { sha256 } from './crypto.ts';
+import { aesGcm, sha256 } from './crypto.ts';
 import { checkKey, e2eOpen, e2eSeal, e2eSplit, MAX_SEALED } from './e2e.ts';
 import { BadName, FrameTooLong } from './errors.ts';
 import { authorOf, type Feed, feedOf } from './feed.ts';
@@ -20,6 +20,7 @@ import { checkName, isDid } from './names.ts';
 import { remember } from './replies.ts';
 import { PATIENCE_MS, type Place, readView, saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
+import { type ChunkSeal, type Spill, spillOf } from './spill.ts';
 
 /** The first line of a sealed text, by its fields: `frame/1 alice bob p-room 1700 … 1700 1/1`. */
 const FRAME = 'frame/1';
@@ -36,6 +37,7 @@ const MAX_PENDING = 64;
 const MAX_FLOORS = 4096;
 /** Frames kept for a session that nobody listens to yet. */
 const MAX_BACKLOG = 256;
+const NONCE_BYTES = 12;
 
 /** A line that opened and is what its message says. */
 export interface Opened {
@@ -89,6 +91,22 @@ export class Seal {
     return { kind: kind!, fields: [to, ...fields], text: end < 0 ? '' : plain.slice(end + 1) };
   }
 
+  /** Seals what is put into notes, which no line of the room can be taken for, nor they for a line. */
+  get chunks(): ChunkSeal {
+    const aead = aesGcm(this.#key);
+    const what = utf8('technocore-rpc/spill');
+    return {
+      seal: (chunk) => {
+        const nonce = this.t.random(NONCE_BYTES);
+        return concat(nonce, aead.seal(nonce, chunk, what));
+      },
+      open: (sealed) =>
+        sealed.length > NONCE_BYTES
+          ? aead.open(sealed.slice(0, NONCE_BYTES), sealed.slice(NONCE_BYTES), what)
+          : undefined,
+    };
+  }
+
   /** Tells why a message counts for nothing. */
   refuse(m: Incoming, reason: string): undefined {
     this.t.onEvent({ kind: 'refused', room: this.room, seq: m.seq, from: m.from, reason });
@@ -108,6 +126,7 @@ export class SealedLine implements SealedChannel {
   readonly room: string;
   readonly self: string;
   readonly peer: string | undefined;
+  readonly spill: Spill;
   readonly #seal: Seal;
   readonly #session: string;
   readonly #feed: Feed;
@@ -127,6 +146,7 @@ export class SealedLine implements SealedChannel {
     this.room = seal.room;
     this.self = seal.signer.did;
     this.peer = peer;
+    this.spill = spillOf(seal.t, seal.signer, seal.room, seal.chunks);
     this.#seal = seal;
     this.#session = session;
     this.#feed = feedOf(seal.t, seal.room);

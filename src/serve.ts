@@ -31,6 +31,7 @@ import { attend } from './presence.ts';
 import { type ReplyLimits, ReplyRooms } from './replies.ts';
 import { type CursorStore, saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
+import { MAX_SPILLED, SPILL_META, Spills, spilledBytes, spilledFrame } from './spill.ts';
 import { Workers } from './workers.ts';
 
 /** Begun and not finished: the server stopped, or died, in the middle of it. */
@@ -113,6 +114,7 @@ class Server implements Listener {
   readonly #replies: ReplyRooms;
   readonly #workers: Workers;
   readonly #outbox: Outbox;
+  readonly #spilled: Spills;
   /** What is under way, so that draining can wait for it. */
   readonly #tasks = new Set<Promise<unknown>>();
   /** Tasks of each message that is still worked on, in the order of the room. */
@@ -147,6 +149,7 @@ class Server implements Listener {
     this.#ledger = o.ledger ?? memoryLedger();
     this.#replies = new ReplyRooms(t, this.#room, o.replyLimits);
     this.#outbox = new Outbox(t, (room, text) => saySigned(t, signer, room, text));
+    this.#spilled = new Spills(t, signer);
     this.#workers = new Workers(o.concurrency ?? 16, o.queue ?? 1024);
   }
 
@@ -279,7 +282,7 @@ class Server implements Listener {
     // Two servers that answered each other's answers would never end.
     if (kinds.every((kind) => kind === 'response')) return;
     const requests = members.filter((_, i) => kinds[i] === 'request') as JsonObject[];
-    const named = members.map(replyNamed).find((room) => room !== undefined);
+    const named = members.map((member) => metaOf(member)?.[REPLY_META]).find((room) => room !== undefined);
 
     // Answered, it would reach the caller whose id it is as the answer to a question of his.
     if (requests.some(({ id }) => !mayUseId(m.from, id))) return this.#refuse(m, 'an id of another key');
@@ -443,8 +446,13 @@ class Server implements Listener {
     const emit = (frame: Json): false | Promise<boolean> => {
       // Whatever a handler says in a burst, memory and the write budget hold.
       if (stop.signal.aborted || emitted >= MAX_EMITTED) return false;
+      const text = encodeLong(frame);
+      if (text.length > MAX_TEXT) {
+        onEvent({ kind: 'skipped', room: m.room, reason: 'a notification too long for a message', chars: text.length });
+        return false;
+      }
       emitted++;
-      const sent = this.#answer(reply, encodeLong(frame)).finally(() => {
+      const sent = this.#answer(reply, text).finally(() => {
         emitted--;
       });
       this.#track(sent);
@@ -464,7 +472,7 @@ class Server implements Listener {
       });
       const answer = await Promise.race([dispatched, late]);
       // Of what was called off nobody knows how far it got; a subscription that ended may begin again.
-      const text = answer === undefined ? interrupted(id) : fitted(encodeLong(answer), id);
+      const text = answer === undefined ? interrupted(id) : fitted(encodeLong(answer), id, this.#spills(request));
       if (answer === undefined && open) await this.#ledger.forget(m.from, key);
       else await this.#ledger.answer(m.from, key, text);
       return answer === undefined ? undefined : text;
@@ -476,17 +484,43 @@ class Server implements Listener {
     }
   }
 
+  /** Whether the caller of a request reads answers that are too large for a message, and we can put them somewhere. */
+  #spills(request: JsonObject): boolean {
+    return metaOf(request)?.[SPILL_META] === true && (this.#channel === undefined || this.#channel.spill !== undefined);
+  }
+
   async #replyTo(m: Incoming, named: unknown): Promise<Reply | undefined> {
-    if (this.#channel) return async (text) => void (await this.#channel?.send(text));
+    const channel = this.#channel;
+    if (channel) {
+      const put = (text: string): Promise<Json> => channel.spill!.put(text);
+      return async (text) => void (await channel.send(await this.#fit(text, put)));
+    }
     const room = await this.#replies.find(m.from, named);
     if (room === undefined || !(this.#o.replyPolicy?.(m.from, room) ?? true)) return undefined;
     // Looked up while the handler runs.
     const admitted = this.#replies.admits(m.from, room);
     admitted.catch(() => {});
     return async (text) => {
-      if (await admitted) await this.#outbox.send(m.from, room, text);
+      const proof = await admitted;
+      // A room that may be somebody else's gets no more than a line.
+      const put = async (text: string): Promise<Json> => {
+        if (proof !== 'proved') throw new TechnocoreError('unproved', 'the key was never seen in its reply room');
+        return this.#spilled.put(room, text, (lane, write) => this.#outbox.run(m.from, lane, write));
+      };
+      if (proof) await this.#outbox.send(m.from, room, await this.#fit(text, put));
       else this.#t.onEvent({ kind: 'refused', room, from: m.from, reason: 'the key was never seen in its reply room' });
     };
+  }
+
+  /** The text itself, or what stands for it after it was put where a larger one can be. */
+  async #fit(text: string, put: (text: string) => Promise<Json>): Promise<string> {
+    if (text.length <= MAX_TEXT) return text;
+    try {
+      return await spilledFrame(text, put);
+    } catch (cause) {
+      this.#t.onEvent({ kind: 'unspilled', room: this.#room, cause });
+      return tooLarge((JSON.parse(text) as JsonObject)['id'] as Id, text.length, MAX_TEXT);
+    }
   }
 
   /** Writes an answer; what cannot be written is told, and kept for a repeat of the request. */
@@ -540,11 +574,10 @@ const denied = (id: Id): string => encodeLong(rpcError(id, DENIED, 'Denied'));
 const interrupted = (id: Id): string =>
   encodeLong(rpcError(id, INTERRUPTED, 'Interrupted: begun, and whether it was done is not known'));
 
-/** The reply room that a frame names in `params._meta`; undefined where it names none. */
-function replyNamed(member: unknown): unknown {
+function metaOf(member: unknown): Record<string, unknown> | undefined {
   const params = isObject(member) ? member['params'] : undefined;
   const meta = isObject(params) ? params['_meta'] : undefined;
-  return isObject(meta) ? meta[REPLY_META] : undefined;
+  return isObject(meta) ? meta : undefined;
 }
 
 function digestOf({ method, params }: JsonObject): string {
@@ -552,9 +585,15 @@ function digestOf({ method, params }: JsonObject): string {
 }
 
 /** The answer itself, or the error that says how long it would have been. */
-function fitted(text: string, id: Id): string {
+function fitted(text: string, id: Id, spills: boolean): string {
   if (text.length <= MAX_TEXT) return text;
-  const { message, chars, limit } = new FrameTooLong(text.length, MAX_TEXT);
+  if (!spills) return tooLarge(id, text.length, MAX_TEXT);
+  const bytes = spilledBytes(text);
+  return bytes <= MAX_SPILLED ? text : tooLarge(id, bytes, MAX_SPILLED);
+}
+
+function tooLarge(id: Id, chars: number, limit: number): string {
+  const { message } = new FrameTooLong(chars, limit);
   return encodeLong(rpcError(id, INTERNAL_ERROR, `The answer is too large: ${message}`, { chars, limit }));
 }
 
