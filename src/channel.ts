@@ -5,7 +5,7 @@
  * @module
  */
 import { BadName } from './errors.ts';
-import { feedOf, type Listener } from './feed.ts';
+import { type Feed, feedOf, type Listener } from './feed.ts';
 import { isObject } from './frames.ts';
 import { orAbort, retrying, sharedOf, type Transport } from './http.ts';
 import { isName, roomClasses } from './names.ts';
@@ -69,26 +69,71 @@ export function isMailbox(room: unknown): room is string {
 
 const OPENED = {};
 const MAX_OPENED = 1024;
+/** How far behind the newest message a line is still seen by everybody who looks for it: they read 200. */
+const IN_SIGHT = 100;
+/** The same in time, for rooms whose messages expire, ms. */
+const IN_SIGHT_MS = 300_000;
+
+/** A line of ours in a mailbox of ours. */
+interface Line {
+  readonly seq: number;
+  readonly at: number;
+  /** The life of the room it stands in, once somebody has read there. */
+  epoch?: number;
+}
+
+/** Whether a line still shows, as far as the one who reads the room can tell. */
+function isInSight(t: Transport, room: string, line: Line, feed: Feed): boolean {
+  const { place, epoch } = feed;
+  if (!place) return true;
+  line.epoch ??= epoch;
+  const behind = place.since - line.seq;
+  const expires = roomClasses(room).e && Math.abs(t.clock.now() - line.at) > IN_SIGHT_MS;
+  return line.epoch === epoch && behind >= 0 && behind < IN_SIGHT && !expires;
+}
+
+async function writtenLine(t: Transport, room: string, key: SigningKey): Promise<Line> {
+  const at = t.clock.now();
+  const view = await retrying(t, at + PATIENCE_MS, () => readView(t, room, { limit: 2 * IN_SIGHT }));
+  const ours = view.messages.filter((m) => m.from === key.did).at(-1);
+  if (ours && view.lastSeq - ours.seq < IN_SIGHT && !roomClasses(room).e) return { seq: ours.seq, at };
+  return { seq: (await saySigned(t, key, room, 'mailbox opened')).seq, at };
+}
 
 /**
- * Makes sure that a line signed by the key stands in its mailbox: it is what shows others that the mailbox is the key's,
- * so that answers may go there. Costs one read, and one write where there is none yet; once per key and mailbox.
+ * Makes sure that a line signed by the key stands in its mailbox where all see it: it is what shows others that the mailbox
+ * is the key's, so that answers may go there. Costs one read, and one write where there is none yet; once per key and
+ * mailbox, and again when so much came after it that nobody would see it any more.
+ *
+ * @param feed that of the mailbox, once it is placed
  */
-export function openMailbox(t: Transport, room: string, key: SigningKey, signal?: AbortSignal): Promise<void> {
-  const opened = sharedOf(t, OPENED, () => new Map<string, Promise<void>>());
+export async function openMailbox(
+  t: Transport,
+  room: string,
+  key: SigningKey,
+  signal?: AbortSignal,
+  feed?: Feed,
+): Promise<void> {
+  const opened = sharedOf(t, OPENED, () => new Map<string, { line?: Line; opening: Promise<unknown> }>());
   const name = `${room} ${key.did}`;
-  let opening = opened.get(name);
-  if (!opening) {
+  let entry = opened.get(name);
+  if (!entry || (entry.line && feed && !isInSight(t, room, entry.line, feed))) {
     if (opened.size >= MAX_OPENED) opened.clear();
-    opening = (async () => {
-      const deadline = t.clock.now() + PATIENCE_MS;
-      const view = await retrying(t, deadline, () => readView(t, room, { limit: 200 }));
-      if (!view.messages.some((m) => m.from === key.did)) await saySigned(t, key, room, 'mailbox opened');
-    })();
-    opened.set(name, opening);
-    opening.catch(() => opened.delete(name));
+    const opening = writtenLine(t, room, key).then(
+      (line) => {
+        made.line = line;
+      },
+      (cause) => {
+        if (opened.get(name) === made) opened.delete(name);
+        throw cause;
+      },
+    );
+    const made: { line?: Line; opening: Promise<unknown> } = { opening };
+    // Whoever waits may have left by then.
+    opening.catch(() => {});
+    opened.set(name, (entry = made));
   }
-  return orAbort(opening, signal);
+  if (!entry.line) await orAbort(entry.opening, signal);
 }
 
 /**
@@ -114,6 +159,7 @@ export function mailboxes(
       return feed.listen(listener, { signal, nudged: latency === 'fast' });
     },
     async send(text, o = {}) {
+      await openMailbox(t, replyTo, key, o.signal, feed);
       const sent = await saySigned(t, key, to, text, o.signal, o.deadline);
       if (latency === 'fast') feed.nudge();
       return sent;

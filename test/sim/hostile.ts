@@ -117,9 +117,10 @@ export class Hostile {
       }
       const replyTo: unknown = frame?.params?._meta?.['chat.technocore/reply'];
       if (typeof replyTo !== 'string') continue;
+      // Who asks under an id that is not bound to his key cannot tell whose question an answer is for.
+      if (kind !== 5 && String(frame.id).startsWith('own-')) continue;
       if (kind === 3) await this.say(room, text);
       else if (kind === 4) {
-        if (String(frame.id).startsWith('own-')) continue;
         await this.say(
           room,
           JSON.stringify({ ...frame, params: { ...frame.params, n: 1_000_000 + random.int(1000) } }),

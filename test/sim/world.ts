@@ -355,7 +355,7 @@ export class Caller extends Role {
       timeoutMs: final ? 60_000 : random.pick([5000, 15_000, 30_000]),
       byDid: !final && random.chance(0.15),
       positional: !final && this.#publishes && random.chance(0.3),
-      attempts: own ? 1 + random.int(3) : 1,
+      attempts: own && method !== 'said' ? 1 + random.int(3) : 1,
       asked: 0,
       outcome: undefined,
       abandoned: false,
