@@ -6,6 +6,7 @@
  */
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
+import { joiner, opener, parley } from './demo-parley.ts';
 import { createLocalService } from './local.ts';
 import { call, RpcError, Signer, say, serve, TechnocoreError } from './technocore-rpc.ts';
 
@@ -24,7 +25,12 @@ interface Scene {
 type Report = { ready: string } | { scene: Scene } | { failed: string };
 
 /** The parts that the children play. */
-export const parts: Record<string, (url: string, mailbox: string) => Promise<void>> = { callee, caller };
+export const parts: Record<string, (url: string, mailbox: string) => Promise<void>> = {
+  callee,
+  caller,
+  opener,
+  joiner,
+};
 
 const report = (message: Report): void => void process.send?.(message);
 
@@ -148,16 +154,19 @@ export async function demo(cli: string, print: (line: string) => void, colour: b
     const client = play('caller');
     print(`${dim('caller  ')} mb-p-demo-caller ${dim(`process ${client.pid}; neither of the two listens on a port`)}`);
     print('');
-    client.on('message', (message: Report) => {
-      if (!('scene' in message)) return;
-      const { title, outcome, ok: right, requests, ms } = message.scene;
+    const show = (title: string, outcome: string, right: boolean, cost?: { requests: number; ms: number }): void => {
       ok &&= right;
       scenes++;
       const mark = right ? paint(32, '✓') : paint(31, '✗');
-      print(`${mark} ${title.padEnd(24)} ${outcome.padEnd(58)} ${dim(`${requests} requests, ${Math.round(ms)} ms`)}`);
+      const spent = cost ? dim(`${cost.requests} requests, ${Math.round(cost.ms)} ms`) : '';
+      print(`${mark} ${title.padEnd(24)} ${outcome.padEnd(58)} ${spent}`.trimEnd());
+    };
+    client.on('message', (message: Report) => {
+      if ('scene' in message) show(message.scene.title, message.scene.outcome, message.scene.ok, message.scene);
     });
     const [code] = await once(client, 'exit');
     ok &&= code === 0 && scenes > 0;
+    ok &&= await parley(play, show);
     const { requests, reads, writes } = service.stats;
     print('');
     print(dim(`the service saw ${requests} requests: ${reads} reads, ${writes} writes; it called nobody`));
