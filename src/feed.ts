@@ -198,6 +198,7 @@ export class Feed {
     const leave = (): void => {
       if (!this.#listeners.delete(registration) || this.#listeners.size > 0) return;
       this.#loop?.abort();
+      this.#prober?.abort();
       this.#loop = undefined;
       this.#idleSince = this.#t.clock.now();
     };
@@ -297,6 +298,7 @@ export class Feed {
     } catch (cause) {
       if (signal.aborted) return;
       loop.abort();
+      this.#prober?.abort();
       this.#loop = undefined;
       this.#idleSince = clock.now();
       const left = [...this.#listeners];
