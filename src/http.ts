@@ -185,7 +185,10 @@ export interface Reply {
  */
 export async function request(t: Transport, r: Request): Promise<Reply> {
   r.signal?.throwIfAborted();
-  if (r.bucket) await budgetOf(t, r.bucket).take(r.signal, r.deadline);
+  if (r.bucket) {
+    await budgetOf(t, r.bucket).take(r.signal, r.deadline);
+    r.signal?.throwIfAborted();
+  }
   const begun = t.clock.now();
   const stop = new AbortController();
   const limitMs = (r.waitMs ?? 0) + (r.timeoutMs ?? 15_000);
@@ -221,13 +224,16 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
     throw new Unavailable(`${t.base} could not be reached or broke off`, cause);
   } finally {
     r.signal?.removeEventListener('abort', onAbort);
-    timer.abort();
+    timer.abort(OVER);
     // Whatever is still under way is abandoned without an unhandled rejection.
     work.catch(() => {});
     stopped.catch(() => {});
-    stop.abort();
+    stop.abort(OVER);
   }
 }
+
+// A reason of its own, or each abort would make an exception with a stack that nobody sees.
+const OVER = 'over';
 
 async function bodyOf(response: Response, maxBytes: number): Promise<string> {
   const announced = Number(response.headers.get('content-length') ?? Number.NaN);
