@@ -205,6 +205,11 @@ describe('request', () => {
       throw broken();
     });
     await expect(request(t, { path: '/', signal: AbortSignal.abort('now') })).rejects.toBe('now');
+    // Also when it aborts while the request waits for its turn.
+    const user = new AbortController();
+    const turn = request(t, { path: '/', bucket: 'read', signal: user.signal });
+    user.abort('then');
+    await expect(turn).rejects.toBe('then');
     expect(sent).toBe(0);
     await expect(request(t, { path: '/' })).rejects.toMatchObject({
       code: 'unavailable',

@@ -51,6 +51,7 @@ export async function run<T>(clock: VirtualClock, work: Promise<T>): Promise<T> 
   work.then(mark, mark);
   // Work that goes on without the clock (sockets) gets real time; what waits for the clock gets that.
   for (let step = 0; !over; step++) {
+    if (step === 10_000) throw new Error('the work does not end');
     for (let i = 0; i < 4 && !over; i++) await settled();
     if (!over) await clock.advance(step < 400 ? 5 : 50);
   }
