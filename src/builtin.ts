@@ -101,8 +101,68 @@ export const methods: Map<string, Handler> = new Map<string, Handler>([
   ['technocore/verify', verifySignature],
 ]);
 
+const counts = (...names: string[]): object => ({
+  type: 'object',
+  properties: Object.fromEntries(names.map((name) => [name, { type: 'number' }])),
+  required: names,
+});
+
+/** The methods above, as tools. Their names are older than the advice on names of tools, which is no news here. */
+function builtinTools(): Map<string, Tool> {
+  const text = { type: 'string' };
+  const o = { annotations: { readOnlyHint: true }, onEvent: () => {} };
+  return new Map(
+    [
+      defineTool(
+        'census/latest',
+        'How full the service is: rooms, notes and bytes; with `list`, the rooms written last.',
+        {
+          type: 'object',
+          properties: { list: { type: 'integer', minimum: 1, maximum: 50, description: 'How many rooms to name' } },
+          additionalProperties: false,
+        },
+        census,
+        {
+          ...o,
+          outputSchema: {
+            type: 'object',
+            properties: {
+              at: text,
+              rooms: counts('total', 'capacity'),
+              notes: counts('total', 'capacity'),
+              bytes: counts('used', 'capacity'),
+              listed: { type: 'array' },
+            },
+            required: ['at', 'rooms', 'notes', 'bytes'],
+          },
+        },
+      ),
+      defineTool(
+        'technocore/verify',
+        'Whether a signature is good, and if not, why: of a canonical text, or of a message as a room shows it.',
+        {
+          type: 'object',
+          properties: { did: text, sig: text, canonical: text, room: text, message: { type: 'object' } },
+          anyOf: [{ required: ['did', 'sig', 'canonical'] }, { required: ['room', 'message'] }],
+        },
+        verifySignature,
+        {
+          ...o,
+          outputSchema: {
+            type: 'object',
+            properties: { valid: { type: 'boolean' }, reason: text },
+            required: ['valid'],
+          },
+        },
+      ),
+    ].map((tool) => [tool.name, tool]),
+  );
+}
+
 /** The tools that are served when none are named. */
-export const tools: Map<string, Tool> = new Map();
+export const tools: Map<string, Tool> = /* @__PURE__ */ builtinTools();
+
+const DEFAULTS: DispatcherOptions = { methods, tools, layer: mcpLayer, nullId: true };
 
 /**
  * Registers a tool, or replaces the one of that name, and tells whoever listens to the list.
@@ -130,10 +190,11 @@ export function tool(
 
 /**
  * A dispatcher over the methods and tools given and nothing else; without options, over the default ones. A tools map
- * makes it an MCP server, an empty one too. The default tools do so from the first tool on.
+ * makes it an MCP server, an empty one too; then an error whose request has no readable id has no id either. Only the
+ * default one, which answers plain JSON-RPC as well, says null there.
  */
 export function createDispatcher(o?: DispatcherOptions): Dispatcher {
-  return createBareDispatcher(o === undefined ? { methods, tools } : { layer: mcpLayer, ...o });
+  return createBareDispatcher(o === undefined ? DEFAULTS : { layer: mcpLayer, ...o });
 }
 
 /**
@@ -143,7 +204,7 @@ export function createDispatcher(o?: DispatcherOptions): Dispatcher {
  * @returns the answer; undefined when nothing goes back
  */
 export function dispatch(frame: unknown, context?: DispatchContext, o?: DispatcherOptions): Promise<Json | undefined> {
-  return dispatchBare(frame, context, o === undefined ? { methods, tools } : { layer: mcpLayer, ...o });
+  return dispatchBare(frame, context, o === undefined ? DEFAULTS : { layer: mcpLayer, ...o });
 }
 
 /**

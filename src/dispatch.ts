@@ -254,6 +254,8 @@ export interface DispatcherOptions {
   clock?: Clock | undefined;
   /** The layer to use while `tools` is still empty. */
   layer?: MakeLayer | undefined;
+  /** Whether an error without readable id has the id null although there are tools. */
+  nullId?: boolean | undefined;
 }
 
 export interface Dispatcher {
@@ -518,7 +520,7 @@ class JsonRpc implements Dispatcher {
 
   /** The id of an answer to what is no request: what could be read, else null, or no id member at all where MCP is spoken. */
   #errorId(id: unknown): Id | undefined {
-    if (this.#layered() === undefined) return isId(id) ? id : null;
+    if (this.#o.nullId || this.#layered() === undefined) return isId(id) ? id : null;
     return typeof id === 'string' || Number.isSafeInteger(id) ? (id as Id) : undefined;
   }
 }

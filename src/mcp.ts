@@ -32,12 +32,15 @@ import { failed, ServedTool, type Tool, type ToolHandler, type ToolOptions, type
 
 /** The revision of MCP spoken here, the only one. */
 export const MCP_VERSION = '2026-07-28';
+/** How we name ourselves to those who give us no other name. */
+export const SELF: JsonObject = { name: 'technocore-rpc', version: '0.1.0' };
 
-const PROTOCOL_VERSION = 'io.modelcontextprotocol/protocolVersion';
-const SERVER_INFO = 'io.modelcontextprotocol/serverInfo';
-const SUBSCRIPTION_ID = 'io.modelcontextprotocol/subscriptionId';
+/** Members of `_meta`. */
+export const PROTOCOL_VERSION = 'io.modelcontextprotocol/protocolVersion';
+export const SERVER_INFO = 'io.modelcontextprotocol/serverInfo';
+export const SUBSCRIPTION_ID = 'io.modelcontextprotocol/subscriptionId';
 
-const UNSUPPORTED_VERSION = -32022;
+export const UNSUPPORTED_VERSION = -32022;
 
 /** How long a caller may keep the lists, ms. */
 const TTL_MS = 60_000;
@@ -52,11 +55,13 @@ const MAX_LISTENERS_PER_KEY = 4;
 // --- tools -------------------------------------------------------------------------------------------------------
 
 /** A name that every host takes; others are called as they are. */
-const SAFE_NAME = /^[A-Za-z0-9_./-]{1,128}$/;
+const SAFE_NAME = /^[A-Za-z0-9_.-]{1,64}$/;
 
 /**
  * A tool, ready to be put into a map of tools. The schemas are compiled here, so that what is wrong with them is an error
  * now and not in some call.
+ *
+ * A name outside `A-Z a-z 0-9 _ . -`, or over 64 characters, is an event (`warning`), or a line on the console.
  *
  * Keep the definition below some 3,700 characters: a longer one fits no message, and only callers that read spilled
  * answers will see it in the list.
@@ -74,9 +79,13 @@ export function defineTool(
 ): Tool {
   if (typeof name !== 'string' || name === '' || name.length > 128)
     throw new BadName(String(name), 'a tool name has 1 to 128 characters');
-  if (!SAFE_NAME.test(name))
-    globalThis.console?.warn(`technocore-rpc: some hosts cannot call a tool named ${JSON.stringify(name)}`);
-  return new ServedTool(mcpLayer, name, description, inputSchema, run, o);
+  const { onEvent, ...options } = o;
+  if (!SAFE_NAME.test(name)) {
+    const reason = `some hosts cannot call a tool named ${JSON.stringify(name)}`;
+    if (onEvent) onEvent({ kind: 'warning', tool: name, reason });
+    else globalThis.console?.warn(`technocore-rpc: ${reason}`);
+  }
+  return new ServedTool(mcpLayer, name, description, inputSchema, run, options);
 }
 
 // --- state that callers carry ------------------------------------------------------------------------------------
@@ -155,7 +164,7 @@ class McpLayer implements Layer {
     this.#o = o;
     this.tools = (o.tools ?? new Map()) as Map<string, Tool>;
     this.clock = o.clock ?? systemClock;
-    this.#serverInfo = { [SERVER_INFO]: o.serverInfo ?? { name: 'technocore-rpc', version: '0.1.0' } };
+    this.#serverInfo = { [SERVER_INFO]: o.serverInfo ?? SELF };
   }
 
   get signal(): AbortSignal {

@@ -51,7 +51,20 @@ function bad(at: string, problem: string, cause?: unknown): TechnocoreError {
  */
 export function compileSchema(schema: object, direction: 'input' | 'output'): Schema {
   const standard = (schema as { '~standard'?: Standard })['~standard'];
-  const { json, check } = standard === undefined ? compileJson(schema) : compileStandard(standard, direction);
+  return bounded(standard === undefined ? compileJson(schema) : compileStandard(standard, direction));
+}
+
+/**
+ * The schema of a stranger, for his own values. He could choose patterns that take exponential time, and `uniqueItems`
+ * over and over; so these are left out (formats are annotations anyway), which makes the check weaker, never stricter.
+ *
+ * @throws TechnocoreError `bad_schema`: also one that what is left out would make stricter
+ */
+export function compileForeignSchema(schema: object): Schema {
+  return bounded(compileJson(schema, true));
+}
+
+function bounded({ json, check }: Schema): Schema {
   return { json, check: (value) => (isBounded(value, MAX_DEPTH, { left: MAX_NODES }) ? check(value) : TOO_BIG) };
 }
 
@@ -136,16 +149,25 @@ const KEYWORDS: { [keyword: string]: 'schema' | 'schemas' | 'map' | 'refused' | 
   dependencies: 'refused',
 };
 
+/** What a stranger can make costly, and where leaving that out lets less pass instead of more. */
+const COSTLY = /^(?:pattern|uniqueItems)$/;
+const TURNED = /^(?:not|if|oneOf|maxContains|patternProperties)$/;
+
 /** A copy of a schema that the validator may write to, checked keyword by keyword. */
 class Copy {
   steps = 0;
+  readonly #foreign: boolean;
+  #costly = false;
+  #turned = false;
   #dynamic = false;
   #resources = 0;
 
   readonly root: { [keyword: string]: unknown } | boolean;
 
-  constructor(schema: unknown) {
+  constructor(schema: unknown, foreign: boolean) {
+    this.#foreign = foreign;
     this.root = this.#copy(schema, '', 0);
+    if (this.#costly && this.#turned) throw bad('', 'a pattern or uniqueItems could make it too costly');
     if (this.#dynamic && this.#resources > 1) throw bad('', '$dynamicRef across an inner $id is not supported');
   }
 
@@ -163,6 +185,11 @@ class Copy {
       const rule = Object.hasOwn(KEYWORDS, keyword) ? KEYWORDS[keyword] : undefined;
       const here = `${at}/${keyword}`;
       if (rule === undefined) continue;
+      if (this.#foreign) {
+        this.#turned ||= TURNED.test(keyword);
+        this.#costly ||= COSTLY.test(keyword) || keyword === 'patternProperties';
+        if (COSTLY.test(keyword) || keyword === 'format') continue;
+      }
       if (rule === 'refused') throw bad(here, 'is not a keyword of JSON Schema 2020-12');
       if (rule === 'schema') {
         copy[keyword] = this.#copy(value, here, depth + 1);
@@ -199,14 +226,14 @@ class Copy {
   }
 }
 
-function compileJson(schema: object): Schema {
+function compileJson(schema: object, foreign = false): Schema {
   let json: { [keyword: string]: Json };
   try {
     json = JSON.parse(JSON.stringify(schema));
   } catch (cause) {
     throw bad('', 'it is not JSON', cause);
   }
-  const copy = new Copy(json);
+  const copy = new Copy(json, foreign);
   let lookup: ReturnType<typeof dereference>;
   try {
     lookup = dereference(copy.root as object);

@@ -63,6 +63,21 @@ export { type Identity, identityKeys, publishIdentity, resolveIdentity } from '.
 export { type Ledger, type LedgerLimits, type LedgerMessage, memoryLedger, type Verdict } from './ledger.ts';
 export { fileCursor, fileLedger } from './ledger-file.ts';
 export { toolsChanged } from './mcp.ts';
+export {
+  type DiscoverResult,
+  type InputContext,
+  type InputHandlers,
+  type McpCallOptions,
+  type McpFilter,
+  type McpListenOptions,
+  type McpListOptions,
+  type McpOptions,
+  mcpCallTool,
+  mcpDiscover,
+  mcpKeepAlive,
+  mcpListen,
+  mcpListTools,
+} from './mcp-client.ts';
 export { type AcceptOptions, acceptSealed, connectSealed } from './meeting.ts';
 export { explain, type Message, type RoomView, verifyMessage } from './messages.ts';
 export { isDid, isName, type RoomClasses, roomClasses, verify } from './names.ts';

@@ -14,7 +14,7 @@ import type { LogLevel, ToolContext } from './tools.ts';
 export const CLIENT_CAPABILITIES = 'io.modelcontextprotocol/clientCapabilities';
 export const LOG_LEVEL = 'io.modelcontextprotocol/logLevel';
 /** Ties a notice to its request, since on a shared channel nothing else does. */
-const REQUEST_ID = 'chat.technocore/requestId';
+export const REQUEST_ID = 'chat.technocore/requestId';
 
 export const LEVELS: readonly string[] = [
   'debug',

@@ -6,6 +6,7 @@
 import { type CallContext, type JsonObject, type MakeLayer, toJson } from './dispatch.ts';
 import { TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
+import type { Event } from './http.ts';
 import { compileSchema, type Schema } from './schema.ts';
 
 export type LogLevel = 'debug' | 'info' | 'notice' | 'warning' | 'error' | 'critical' | 'alert' | 'emergency';
@@ -88,6 +89,8 @@ export interface ToolOptions {
   icons?: JsonObject[];
   /** May run twice: a server that died in the middle runs it again. Default: what the annotations say. */
   idempotent?: boolean;
+  /** Told of what is odd about the tool, instead of the console. */
+  onEvent?: (event: Event) => void;
 }
 
 /**
@@ -121,7 +124,7 @@ export class ServedTool implements Tool {
     description: string,
     inputSchema: object,
     run: ToolHandler,
-    o: ToolOptions,
+    o: Omit<ToolOptions, 'onEvent'>,
   ) {
     this.layer = layer;
     const { outputSchema, idempotent, annotations, ...shown } = o;
@@ -176,7 +179,8 @@ export class ServedTool implements Tool {
   }
 }
 
-function isBlock(value: unknown): value is ContentBlock {
+/** True for a content block that has what its type needs. */
+export function isBlock(value: unknown): value is ContentBlock {
   if (!isObject(value)) return false;
   const text = (member: string): boolean => typeof value[member] === 'string';
   switch (value['type']) {

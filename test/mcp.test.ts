@@ -1,5 +1,5 @@
-import { existsSync, readFileSync } from 'node:fs';
-import { Client, specTypeSchemas } from '@modelcontextprotocol/client';
+import { readFileSync } from 'node:fs';
+import { Client } from '@modelcontextprotocol/client';
 import { describe, expect, test, vi } from 'vitest';
 import { createDispatcher, dispatch, tool } from '../src/builtin.ts';
 import type { DispatchContext, Dispatcher, DispatcherOptions, Handler } from '../src/dispatch.ts';
@@ -8,78 +8,11 @@ import type { Clock } from '../src/http.ts';
 import { toolsChanged } from '../src/mcp.ts';
 import { compileSchema } from '../src/schema.ts';
 import type { Tool, ToolContext } from '../src/tools.ts';
+import { BEHAVIOUR, PERSON } from './mcp-fixture.mjs';
+import { conforms, definitionOf, recordedCases, specIssues, vectors } from './mcp-vectors.ts';
+import { signer, world } from './support.ts';
 
-const vectors = JSON.parse(readFileSync(new URL('vectors/mcp-frames.json', import.meta.url), 'utf8'));
 const { fixture } = vectors;
-
-// --- what every frame of ours is held against --------------------------------------------------------------------
-
-const spec = specTypeSchemas as unknown as {
-  [name: string]: { '~standard': { validate(v: unknown): { issues?: unknown } } };
-};
-
-function specIssues(name: string, value: unknown): unknown {
-  return spec[name]!['~standard'].validate(value).issues;
-}
-
-/** The schema of the revision, where the environment names the file; its definitions are stricter than the SDK's. */
-const official = process.env['MCP_SCHEMA'];
-const officialSchema = official && existsSync(official) ? JSON.parse(readFileSync(official, 'utf8')) : undefined;
-const compiled = new Map<string, ReturnType<typeof compileSchema>>();
-
-const RESULTS: { [definition: string]: string } = {
-  DiscoverResultResponse: 'DiscoverResult',
-  ListToolsResultResponse: 'ListToolsResult',
-  CallToolResultResponse: 'CallToolResult',
-  SubscriptionsListenResultResponse: 'SubscriptionsListenResult',
-};
-const BY_METHOD: { [method: string]: string } = {
-  'notifications/progress': 'ProgressNotification',
-  'notifications/message': 'LoggingMessageNotification',
-  'notifications/cancelled': 'CancelledNotification',
-  'notifications/tools/list_changed': 'ToolListChangedNotification',
-  'notifications/subscriptions/acknowledged': 'SubscriptionsAcknowledgedNotification',
-};
-
-/** Throws unless a frame of ours is what the specification calls `definition`. */
-function conforms(frame: any, definition: string): void {
-  if ('method' in frame) {
-    expect(specIssues('JSONRPCNotification', frame), JSON.stringify(frame)).toBe(undefined);
-    expect(specIssues(BY_METHOD[frame.method]!, frame), JSON.stringify(frame)).toBe(undefined);
-  } else if ('error' in frame) {
-    expect(specIssues('JSONRPCErrorResponse', frame), JSON.stringify(frame)).toBe(undefined);
-  } else {
-    expect(specIssues('JSONRPCResultResponse', frame), JSON.stringify(frame)).toBe(undefined);
-    expect(['complete', 'input_required']).toContain(frame.result.resultType);
-    expect(frame.result._meta['io.modelcontextprotocol/serverInfo']).toHaveProperty('version');
-    if (frame.result.resultType === 'complete') expect(specIssues(RESULTS[definition]!, frame.result)).toBe(undefined);
-  }
-  if (officialSchema !== undefined) {
-    let schema = compiled.get(definition);
-    if (schema === undefined) {
-      schema = compileSchema({ ...officialSchema, $ref: `#/$defs/${definition}` }, 'input');
-      compiled.set(definition, schema);
-    }
-    expect(schema.check(frame), `${definition} ${JSON.stringify(frame)}`).toEqual({ value: frame });
-  }
-}
-
-function definitionOf(request: any, frame: any): string {
-  if ('method' in frame) return BY_METHOD[frame.method]!;
-  if ('error' in frame) {
-    const special: { [code: number]: string } = {
-      [-32021]: 'MissingRequiredClientCapabilityError',
-      [-32022]: 'UnsupportedProtocolVersionError',
-    };
-    return special[frame.error.code] ?? 'JSONRPCErrorResponse';
-  }
-  return {
-    'server/discover': 'DiscoverResultResponse',
-    'tools/list': 'ListToolsResultResponse',
-    'tools/call': 'CallToolResultResponse',
-    'subscriptions/listen': 'SubscriptionsListenResultResponse',
-  }[request.method as string]!;
-}
 
 // --- driving a dispatcher ----------------------------------------------------------------------------------------
 
@@ -186,125 +119,27 @@ const text = (result: any): string => result.content[0].text;
 
 // --- the vectors -------------------------------------------------------------------------------------------------
 
-const PERSON = { type: 'object', properties: { name: { type: 'string' } }, required: ['name'] };
-
-const BEHAVIOUR: { [name: string]: (args: any, context: ToolContext) => unknown } = {
-  'math.sum': ({ a, b }) => ({ content: [{ type: 'text', text: String(a + b) }], structuredContent: { total: a + b } }),
-  clock: () => '12:00',
-  range: ({ n }) => Array.from({ length: n }, (_, i) => i + 1),
-  zero: () => 0,
-  crash: () => {
-    throw new Error('disk is full');
-  },
-  steps: (_, { progress }) => {
-    for (const step of [1, 2, 3]) progress(step, 3);
-    return 'done';
-  },
-  hang: () => new Promise(() => {}),
-  noisy: (_, { log }) => {
-    log('debug', 'low', 'fixture');
-    log('warning', 'high', 'fixture');
-    return 'logged';
-  },
-  greet: async (_, { elicit }) => {
-    const { action, content } = await elicit('who', { message: 'Who are you?', requestedSchema: PERSON });
-    return `Hello, ${action === 'accept' ? content!['name'] : 'stranger'}!`;
-  },
-  ask_model: (_, { sample }) => sample('q', { messages: [], maxTokens: 10 }),
-  touch: ({ what }, { toolsChanged: changed }) => {
-    if (what === 'tools') changed();
-    return 'ok';
-  },
-};
-
-/** Cases on what the official SDK does over a bridge: this layer has no such feature. */
-const BRIDGE = new Set([
-  'listen-resource-updates',
-  'resources-list',
-  'resources-read',
-  'resource-not-found',
-  'resource-templates-list',
-  'prompts',
-  'completion',
-]);
-
 describe('the recorded cases', () => {
-  const kept = new Map<string, unknown>();
-
-  function matches(got: any, want: any): boolean {
-    if (typeof want === 'string' && want.startsWith('$')) {
-      const [kind, name] = want.slice(1).split(':') as [string, string];
-      if (kind === 'text') return typeof got === 'string' && got !== '';
-      if (kind === 'nat') return Number.isInteger(got) && got >= 0;
-      if (kind === 'keep') return got !== undefined && kept.set(name, got) !== undefined;
-      if (kind === 'use') return got === kept.get(name);
-      return got !== undefined;
-    }
-    if (Array.isArray(want))
-      return Array.isArray(got) && got.length === want.length && want.every((w, i) => matches(got[i], w));
-    if (typeof want === 'object' && want !== null) {
-      return typeof got === 'object' && got !== null && Object.keys(want).every((key) => matches(got[key], want[key]));
-    }
-    return got === want;
-  }
-
-  function filled(value: any): any {
-    if (typeof value === 'string') return value.startsWith('$use:') ? kept.get(value.slice(5)) : value;
-    if (Array.isArray(value)) return value.map(filled);
-    if (typeof value !== 'object' || value === null) return value;
-    return Object.fromEntries(Object.entries(value).map(([key, member]) => [key, filled(member)]));
-  }
-
-  const served = new Set(vectors.cases.map((c: any) => c.name).filter((name: string) => !BRIDGE.has(name)));
-
-  test('51 cases are here, 44 of them concern tools', () => {
-    expect(vectors.cases).toHaveLength(51);
-    expect(served.size).toBe(44);
-  });
-
-  for (const { name, steps } of vectors.cases) {
-    test.skipIf(BRIDGE.has(name))(BRIDGE.has(name) ? `${name} belongs to the SDK bridge` : name, async () => {
-      kept.clear();
-      const tools = new Map<string, Tool>();
-      for (const t of fixture.tools) tool(t.name, t.description, t.inputSchema, BEHAVIOUR[t.name]!, { ...t, tools });
-      const d = createDispatcher({ tools, serverInfo: fixture.serverInfo, pageSize: fixture.pageSize });
-      const open = new Set<Promise<unknown>>();
-      let got: any[] = [];
-      for (const step of steps) {
-        const frame = filled(step.send);
-        got = [];
-        const answer = d
-          .dispatch(frame, { from: step.as ?? 'did:key:vector', emit: (f) => void got.push(f) })
-          .then((a) => {
-            if (a !== undefined) got.push(a);
-            open.delete(answer);
-          });
-        open.add(answer);
+  recordedCases(async () => {
+    const tools = new Map<string, Tool>();
+    for (const t of fixture.tools) tool(t.name, t.description, t.inputSchema, BEHAVIOUR[t.name]!, { ...t, tools });
+    const d = createDispatcher({ tools, serverInfo: fixture.serverInfo, pageSize: fixture.pageSize });
+    // Also what a subscription of an earlier step brings.
+    let frames: any[] = [];
+    return {
+      async exchange(frame) {
+        frames = [];
+        let pending = true;
+        void d.dispatch(frame, { from: 'did:key:vector', emit: (f) => void frames.push(f) }).then((answer) => {
+          if (answer !== undefined) frames.push(answer);
+          pending = false;
+        });
         await settled();
-        const want = step.expect.map((f: any) => {
-          // What is declared beyond tools is the bridge's.
-          if (f.result?.capabilities !== undefined)
-            f.result.capabilities = { tools: { listChanged: true }, logging: {} };
-          return f;
-        });
-        const shown = `${JSON.stringify(frame)}\n-> ${JSON.stringify(got)}\nnot ${JSON.stringify(want)}`;
-        expect(got.length, shown).toBe(want.length);
-        const left = [...got];
-        want.forEach((w: any, i: number) => {
-          const at = step.anyOrder ? left.findIndex((f) => matches(f, w)) : i;
-          expect(at >= 0 && matches(left[at], w), shown).toBe(true);
-          conforms(left[at], step.schema[i + 1]);
-          if (step.anyOrder) left.splice(at, 1);
-        });
-        for (const path of step.absent ?? []) {
-          const found = path.split('.').reduce((value: any, key: string) => value?.[key], got.at(-1));
-          expect(found, `${path} in ${shown}`).toBe(undefined);
-        }
-        if (step.pending) expect(open.has(answer), shown).toBe(true);
-      }
-      d.close();
-    });
-  }
+        return { frames, pending };
+      },
+      close: () => d.close(),
+    };
+  });
 });
 
 // --- the rest ----------------------------------------------------------------------------------------------------
@@ -471,10 +306,15 @@ describe('registering', () => {
     expect(() => define('', {})).toThrow(expect.objectContaining({ code: 'bad_name' }));
     expect(() => define('x'.repeat(129), {})).toThrow(expect.objectContaining({ code: 'bad_name' }));
     expect(() => define(7, {})).toThrow(expect.objectContaining({ code: 'bad_name' }));
-    define('fine.name-1_/x', {});
+    define('fine.name-1_x', {});
     expect(warn).not.toHaveBeenCalled();
     define('größe', {});
     expect(warn).toHaveBeenCalledOnce();
+    const events: unknown[] = [];
+    for (const name of ['größe', 'a/b', 'x'.repeat(65)]) define(name, {}, { onEvent: (e: unknown) => events.push(e) });
+    expect(warn).toHaveBeenCalledOnce();
+    expect(events).toMatchObject(['größe', 'a/b', 'x'.repeat(65)].map((name) => ({ kind: 'warning', tool: name })));
+    expect(tools.get('a/b')).not.toHaveProperty('onEvent');
     warn.mockRestore();
   });
 
@@ -1195,6 +1035,59 @@ describe('listening', () => {
     }
     const listen = { jsonrpc: '2.0', id: 1, method: 'subscriptions/listen', params: { ...filter, _meta: META } };
     expect(await h.dispatcher.dispatch(listen)).toMatchObject({ error: { code: -32603 } });
+  });
+});
+
+describe('the tools that every server has', () => {
+  const { o } = world();
+  const ask = (method: string, params: object = {}): Promise<any> =>
+    dispatch(
+      { jsonrpc: '2.0', id: 1, method, params: { ...params, _meta: META } },
+      { from: 'did:key:a', service: { base: o.base, fetch: o.fetch, clock: o.clock } },
+    );
+  const call = async (name: string, args: object) => (await ask('tools/call', { name, arguments: args })).result as any;
+
+  test('their names are the old ones', async () => {
+    const answer = await ask('tools/list');
+    conforms(answer, 'ListToolsResultResponse');
+    expect(answer.result.tools.map((t: any) => t.name)).toEqual(['census/latest', 'technocore/verify']);
+  });
+
+  test('census/latest', async () => {
+    const bounds = { total: expect.any(Number), capacity: expect.any(Number) };
+    const { structuredContent } = await call('census/latest', {});
+    expect(structuredContent).toEqual({
+      at: new Date(o.clock.now()).toISOString(),
+      rooms: bounds,
+      notes: bounds,
+      bytes: { used: expect.any(Number), capacity: expect.any(Number) },
+    });
+    expect((await call('census/latest', { list: 2 })).structuredContent.listed).toEqual([]);
+    for (const args of [{ list: 0 }, { list: 51 }, { other: 1 }]) {
+      expect(await call('census/latest', args)).toMatchObject({ isError: true });
+    }
+  });
+
+  test('technocore/verify', async () => {
+    const key = signer(3);
+    const { sig, nonce, text, canonical } = key.signMessage('lobby', 7, 'hello');
+    const verdict = async (args: object) => (await call('technocore/verify', args)).structuredContent;
+    expect(await verdict({ did: key.did, sig, canonical })).toEqual({ valid: true });
+    expect(await verdict({ did: key.did, sig, canonical: `${canonical}!` })).toMatchObject({ valid: false });
+    const message = { seq: 1, ts: '', from: key.did, text, nonce, sig };
+    expect(await verdict({ room: 'lobby', message })).toEqual({ valid: true });
+    expect(await verdict({ room: 'lounge', message })).toMatchObject({ valid: false, reason: expect.any(String) });
+    for (const args of [{}, { did: key.did, sig }, { room: 'lobby', message: 5 }]) {
+      expect(await call('technocore/verify', args)).toMatchObject({ isError: true });
+    }
+  });
+
+  test('beside them plain JSON-RPC stays what it is', async () => {
+    const error = { code: -32700, message: 'Parse error' };
+    expect(await dispatch('{')).toStrictEqual({ jsonrpc: '2.0', id: null, error });
+    expect(await createDispatcher().dispatch('{')).toStrictEqual({ jsonrpc: '2.0', id: null, error });
+    expect(await createDispatcher({ tools: new Map() }).dispatch('{')).toStrictEqual({ jsonrpc: '2.0', error });
+    expect(await dispatch([])).toMatchObject({ id: null, error: { code: -32600 } });
   });
 });
 
