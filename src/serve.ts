@@ -46,7 +46,7 @@ export const DENIED = 1004;
 /** Options of {@link serve}. */
 export interface ServeOptions
   extends Options,
-    Pick<DispatcherOptions, 'methods' | 'tools' | 'serverInfo' | 'instructions' | 'layer'> {
+    Pick<DispatcherOptions, 'methods' | 'tools' | 'serverInfo' | 'instructions' | 'pageSize' | 'layer'> {
   /** Who may call; default: everybody. The refused get error 1004, or nothing with `silent`. */
   allow?: (from: string) => boolean | Promise<boolean>;
   /** Whether the refused get no answer at all; default false. */
@@ -136,12 +136,13 @@ class Server implements Listener {
     this.#channel = isChannel(mailbox) ? mailbox : undefined;
     this.#room = this.#channel?.room ?? checkMailbox(mailbox as string);
     this.#self = this.#channel?.self ?? '';
-    const { methods, tools, serverInfo, instructions, layer } = o;
+    const { methods, tools, serverInfo, instructions, pageSize, layer } = o;
     this.#dispatcher = createDispatcher({
       methods,
       tools,
       serverInfo,
       instructions,
+      pageSize,
       layer,
       clock: t.clock,
       stateKey: signer.derive('mcp-state'),
