@@ -4,7 +4,7 @@
  *
  * @module
  */
-import { equalBytes, fromUtf8, toBase64, toBase64url, utf8 } from './bytes.ts';
+import { equalBytes, fromBase64, fromUtf8, toBase64, toBase64url, utf8 } from './bytes.ts';
 import { randomBytes } from './crypto.ts';
 import { isObject, parseExact } from './frames.ts';
 import type { Clock } from './http.ts';
@@ -316,6 +316,5 @@ function bytesOf(payload: unknown): Uint8Array | null | undefined {
   if (typeof payload !== 'string') return undefined;
   const digits = payload.replace(/[\r\n]/g, '');
   if (!/^[A-Za-z0-9+/]*={0,2}$/.test(digits) || digits.length % 4 !== 0) return undefined;
-  if (digits === '') return new Uint8Array();
-  return looseBase64url(digits.replace(/=+$/, '').replaceAll('+', '-').replaceAll('/', '_'));
+  return fromBase64(digits) ?? looseBase64url(digits.replace(/=+$/, '').replaceAll('+', '-').replaceAll('/', '_'));
 }

@@ -107,7 +107,7 @@ class State {
 
   decryptAndHash(sealed: Uint8Array): Uint8Array {
     const plain = this.aead!.open(nonceOf(this.n++), sealed, this.h);
-    if (plain === undefined) throw new HandshakeFailed('the message does not authenticate');
+    if (plain === undefined) throw new HandshakeFailed('not authentic');
     this.mixHash(sealed);
     return plain;
   }
@@ -127,7 +127,7 @@ export class Handshake {
 
   private constructor(o: HandshakeOptions, initiator: boolean) {
     if (o.psk.length !== 32) throw new BadKey('a pre-shared key has 32 bytes');
-    if (initiator && o.remote?.length !== 32) throw new BadKey('the initiator knows a public key of 32 bytes');
+    if (initiator && o.remote?.length !== 32) throw new BadKey('a public key has 32 bytes');
     this.#initiator = initiator;
     this.#identity = o.identity;
     this.#psk = o.psk.slice();
@@ -182,7 +182,7 @@ export class Handshake {
   read(message: Uint8Array): Uint8Array {
     let at = 0;
     const take = (length: number): Uint8Array => {
-      if (message.length - at < length) throw new HandshakeFailed('the message is too short');
+      if (message.length - at < length) throw new HandshakeFailed('too short');
       return message.slice(at, (at += length));
     };
     return this.#process(false, (state, token) => {
@@ -194,7 +194,7 @@ export class Handshake {
 
   /** The keys of the two directions, for who must keep them. */
   keys(): TransportKeys {
-    if (this.#step < PATTERN.length) throw new HandshakeFailed('it is not finished');
+    if (this.#step < PATTERN.length) throw new HandshakeFailed('not finished');
     const out = hkdfSha256(EMPTY, this.#state.ck, EMPTY, 64);
     const [first, second] = [out.slice(0, 32), out.slice(32)];
     return this.#initiator ? { send: first, receive: second } : { send: second, receive: first };
@@ -212,7 +212,7 @@ export class Handshake {
   ): { message: Uint8Array; last: Uint8Array } {
     const tokens = PATTERN[this.#step];
     if (tokens === undefined || writing !== (this.#initiator === (this.#step === 0))) {
-      throw new HandshakeFailed(`${writing ? 'writing' : 'reading'} is out of turn`);
+      throw new HandshakeFailed('out of turn');
     }
     const state = this.#state.copy();
     const parts: Uint8Array[] = [];
@@ -232,7 +232,7 @@ export class Handshake {
         }
       }
     } catch (cause) {
-      if (cause instanceof BadKey) throw new HandshakeFailed('a public key is of small order', cause);
+      if (cause instanceof BadKey) throw new HandshakeFailed('a key of small order', cause);
       throw cause;
     }
     const last = part(state, undefined);
@@ -253,14 +253,14 @@ export function createTransport({ send, receive }: TransportKeys): Transport {
   return {
     seal(seq, plaintext) {
       const next = exact(seq);
-      if (next <= last || next > LAST_SEQ) throw new BadNonce(`seq ${next} is not above ${last} and below 2^64 - 1`);
+      if (next <= last || next > LAST_SEQ) throw new BadNonce(`seq ${next} is not above ${last}`);
       last = next;
       return sealer.seal(nonceOf(next), plaintext);
     },
     open(seq, sealed) {
       const n = exact(seq);
       const plain = n >= 0n && n <= LAST_SEQ ? opener.open(nonceOf(n), sealed) : undefined;
-      if (plain === undefined) throw new DecryptError('tag', `frame ${seq} does not authenticate`);
+      if (plain === undefined) throw new DecryptError('tag', `frame ${seq} is not authentic`);
       return plain;
     },
   };

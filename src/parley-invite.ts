@@ -4,7 +4,7 @@
  *
  * @module
  */
-import { concat, fromBase64url, toBase64url, toHex, utf8 } from './bytes.ts';
+import { concat, toBase64url, toHex, utf8 } from './bytes.ts';
 import { randomBytes, sha256, type X25519Key, x25519 } from './crypto.ts';
 import { BadInvite, BadKey, DecryptError, TechnocoreError } from './errors.ts';
 import { isObject } from './frames.ts';
@@ -124,8 +124,6 @@ export class Secret {
   }
 }
 
-const BASE64URL = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_';
-
 /**
  * Unpadded base64url as the Go package reads it: line ends are skipped, and the spare bits of the last digit may be set.
  *
@@ -133,8 +131,8 @@ const BASE64URL = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012345678
  */
 export function looseBase64url(text: string): Uint8Array | undefined {
   const digits = text.replace(/[\r\n]/g, '');
-  const spare = [0, 0, 15, 3][digits.length % 4]!;
-  return fromBase64url(digits.slice(0, -1) + (BASE64URL[BASE64URL.indexOf(digits.slice(-1)) & ~spare] ?? '='));
+  if (!/^[\w-]*$/.test(digits) || digits.length % 4 === 1) return undefined;
+  return Uint8Array.from(atob(digits.replaceAll('-', '+').replaceAll('_', '/')), (c) => c.charCodeAt(0));
 }
 
 const UNREADABLE = 'parse';
@@ -253,14 +251,14 @@ const lossy: TextDecoder = /* @__PURE__ */ new TextDecoder('utf-8', { ignoreBOM:
  */
 export function marshalMessage(m: Message): Uint8Array {
   const kind = KINDS.indexOf(m.kind);
-  if (kind < 1) throw new TechnocoreError('bad_frame', 'a message is of kind say or close');
+  if (kind < 1) throw new TechnocoreError('bad_frame', 'no such kind of message');
   return concat(Uint8Array.of(kind), utf8(m.text));
 }
 
 /** @throws DecryptError `layout`: empty, or of an unknown kind */
 export function unmarshalMessage(bytes: Uint8Array): Message {
   const kind = KINDS[bytes[0] ?? 0];
-  if (kind === undefined) throw new DecryptError('layout', `a message of unknown kind ${bytes[0] ?? '(empty)'}`);
+  if (kind === undefined) throw new DecryptError('layout', `a message of kind ${bytes[0]}`);
   return { kind: kind as Kind, text: lossy.decode(bytes.subarray(1)) };
 }
 
@@ -286,22 +284,19 @@ export function marshalHandshakePayload({ topic, capabilities }: HandshakePayloa
 
 /** A payload, names in any case; undefined for one that counts as absent. A handshake never fails over its payload. */
 export function unmarshalHandshakePayload(bytes: Uint8Array): HandshakePayload | undefined {
-  const payload: HandshakePayload = { capabilities: {} };
   try {
-    const fields = fieldsOf(JSON.parse(lossy.decode(bytes)));
-    const topic = fields.get('topic');
-    const push = fieldsOf(fields.get('capabilities') ?? null).get('push');
-    if (typeof (topic ?? '') !== 'string' || typeof (push ?? false) !== 'boolean') return undefined;
-    if (topic) payload.topic = topic as string;
-    if (push) payload.capabilities.push = true;
-    return payload;
+    const { topic = '', capabilities = {} } = membersOf(JSON.parse(lossy.decode(bytes)));
+    const { push = false } = membersOf(capabilities);
+    if (typeof topic !== 'string' || typeof push !== 'boolean') return undefined;
+    return { ...(topic && { topic }), capabilities: push ? { push } : {} };
   } catch {
     return undefined;
   }
 }
 
-function fieldsOf(value: unknown): Map<string, unknown> {
+// By lower-case name; null and missing are the same.
+function membersOf(value: unknown): Record<string, unknown> {
   if (value !== null && !isObject(value)) throw new SyntaxError();
-  const entries = Object.entries(value ?? {}).filter(([, field]) => field !== null);
-  return new Map(entries.map(([name, field]) => [name.toLowerCase(), field]));
+  const entries = Object.entries(value ?? {}).filter(([, member]) => member !== null);
+  return Object.fromEntries(entries.map(([name, member]) => [name.toLowerCase(), member]));
 }

@@ -261,7 +261,7 @@ export class Session implements Channel {
           throw new BadInvite('bad key');
         }
         const seat = await this.#relay.join(channel, secret.joinToken(), { signal }).catch((cause) => {
-          throw isForgotten(cause) ? refused('no-channel', `; the invite is for the relay at ${relay || '?'}`) : cause;
+          throw isForgotten(cause) ? refused('no-channel', `; the invite is for ${relay || 'no relay'}`) : cause;
         });
         this.#seated(seat, secret, key);
       }
@@ -282,7 +282,7 @@ export class Session implements Channel {
     if (state === 'closed') throw new SessionClosed(this.#s.why);
     const message: Message = { kind: 'say', text };
     if (!this.#transport) {
-      if (queue.length >= MAX_QUEUE) throw new CapacityReached(`${MAX_QUEUE} messages wait for the handshake`);
+      if (queue.length >= MAX_QUEUE) throw new CapacityReached(`${MAX_QUEUE} messages wait`);
       queue.push(message);
       return { seq: 0 };
     }
@@ -370,7 +370,7 @@ export class Session implements Channel {
     const { state, queue } = this.#s;
     this.#shut('this end closed it');
     if (state === 'none' && queue.length) {
-      throw new SessionClosed(`${queue.splice(0).length} queued messages had no channel to go to`);
+      throw new SessionClosed(`${queue.splice(0).length} queued messages had no channel`);
     }
     const enqueue = (): void => {
       if (state === 'pending' || state === 'active') queue.push({ kind: 'close', text: outcome });
@@ -409,7 +409,7 @@ export class Session implements Channel {
       if (saved.keys) session.#transport = createTransport(saved.keys);
       else if (saved.seat) session.#shake(Secret.from(saved.secret!));
     } catch (cause) {
-      throw new BadKey('not the saved state of a session of this identity', cause);
+      throw new BadKey('no saved session of this identity', cause);
     }
     return session;
   }
@@ -427,7 +427,7 @@ export class Session implements Channel {
   #unused(): void {
     const { state, why } = this.#s;
     if (state === 'closed') throw new SessionClosed(why);
-    if (state !== 'none') throw new BadState(state, 'pending', 'the session has a channel: make another one');
+    if (state !== 'none') throw new BadState(state, 'pending', 'a session has one channel');
   }
 
   #shut(why: string): void {
@@ -513,7 +513,7 @@ export class Session implements Channel {
   // A relay that has forgotten a channel will not remember it.
   #lost(cause: unknown): never {
     if (isForgotten(cause)) {
-      this.#shut('the relay has forgotten the channel');
+      this.#shut('the relay forgot the channel');
       this.#s.queue.length = this.#s.outbox.length = 0;
     }
     throw cause;
@@ -583,7 +583,7 @@ export class Session implements Channel {
           this.#finish(this.#handshake, payload);
           this.#s.floor = seq;
           keyed = true;
-        } else throw new DecryptError('layout', `frame ${seq} is of type ${type}, which was not expected`);
+        } else throw new DecryptError('layout', `frame ${seq} has type ${type}`);
       } catch (cause) {
         if (this.#junk.size >= MAX_JUNK) continue;
         this.#junk.add(`${seq} ${type} ${toHex(sha256(payload))}`);
