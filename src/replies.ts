@@ -21,6 +21,8 @@ export interface ReplyLimits {
 }
 
 const DAY_MS = 86_400_000;
+/** How long it stands which mailbox an identity names, ms. */
+const NAMED_MS = 60_000;
 /** How long a look into a reply room stands, ms. */
 const PROVED_MS = 3_600_000;
 /** Rooms and keys remembered of each kind. What is forgotten is looked up again. */
@@ -96,12 +98,12 @@ export class ReplyRooms {
     }
     const now = this.#t.clock.now();
     const known = this.#named.get(from);
-    if (known && now < known.until) return known.room;
+    if (known && now < known.until && known.until - now <= NAMED_MS) return known.room;
     const identity = await resolveIdentity(from, this.#t);
     const room = (identity?.signed ? identity.mailbox : undefined) ?? this.#last.get(from) ?? identity?.mailbox;
     const found = this.#allowed(room) ? room : undefined;
     // Not for long: an identity may be published at any time, and found missing again by one read.
-    remember(this.#named, from, { room: found, until: now + 60_000 });
+    remember(this.#named, from, { room: found, until: now + NAMED_MS });
     return found;
   }
 

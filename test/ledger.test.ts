@@ -1,0 +1,285 @@
+import fc from 'fast-check';
+import { describe, expect, test } from 'vitest';
+import { type LedgerLimits, LedgerState, memoryLedger } from '../src/ledger.ts';
+
+const A = 'did:key:a';
+const B = 'did:key:b';
+const NOW = Date.UTC(2026, 0, 1);
+const DAY = 86_400_000;
+
+/** A ledger on a clock, and a counter of nonces that keys sign. */
+function book(limits?: LedgerLimits) {
+  const ledger = new LedgerState(limits);
+  let now = NOW;
+  let nonce = NOW;
+  const admit = (from: string, id: string, digest = 'd', o: { nonce?: string; room?: string; reply?: string } = {}) => {
+    const { fresh, verdicts } = ledger.admit(
+      {
+        from,
+        room: o.room ?? 'mb-x',
+        nonce: o.nonce ?? String(++nonce),
+        requests: [{ id, digest, ...(o.reply !== undefined && { reply: o.reply }) }],
+      },
+      now,
+    );
+    return { fresh, ...verdicts[0]! };
+  };
+  return {
+    ledger,
+    admit,
+    pass(ms: number, step = 30_000) {
+      for (let left = ms; left > 0; left -= step) ledger.pass((now += Math.min(step, left)));
+    },
+    set clock(time: number) {
+      now = time;
+    },
+  };
+}
+
+describe('requests', () => {
+  test('fault 72: the same request runs once: new, running, answered', () => {
+    const { ledger, admit } = book();
+    expect(admit(A, '1')).toEqual({ fresh: true, kind: 'new' });
+    expect(admit(A, '1')).toEqual({ fresh: true, kind: 'running' });
+    ledger.answer(A, '1', 'yes');
+    expect(admit(A, '1')).toEqual({ fresh: true, kind: 'answered', answer: 'yes', sent: false });
+    ledger.sent(A, '1');
+    expect(admit(A, '1')).toMatchObject({ sent: true });
+  });
+
+  test('fault 73: another key’s id is another request; other params under a used id are none', () => {
+    const { ledger, admit } = book();
+    admit(A, '1');
+    ledger.answer(A, '1', 'for a');
+    expect(admit(B, '1').kind).toBe('new');
+    expect(admit(A, '1', 'other').kind).toBe('differs');
+    expect(admit(A, '"1"').kind).toBe('new');
+  });
+
+  test('fault 27: old signed bytes are never taken again, neither while the answer is kept nor when it is not', () => {
+    const { ledger, admit, pass } = book();
+    admit(A, '1', 'd', { nonce: '100' });
+    ledger.answer(A, '1', 'yes');
+    expect(admit(A, '1', 'd', { nonce: '100' })).toMatchObject({ fresh: false, kind: 'answered' });
+    expect(admit(A, '1', 'other', { nonce: '99' })).toEqual({ fresh: false, kind: 'old' });
+    pass(700_000);
+    expect(admit(A, '1', 'd', { nonce: '100' })).toEqual({ fresh: false, kind: 'old' });
+    expect(admit(A, '2', 'd', { nonce: '7' })).toEqual({ fresh: false, kind: 'old' });
+    expect(admit(A, '1', 'd', { nonce: '101' })).toEqual({ fresh: true, kind: 'new' });
+    expect(admit(A, '1', 'd', { nonce: '100', room: 'mb-other' }).fresh).toBe(true);
+    expect(admit(B, '1', 'd', { nonce: '100' }).fresh).toBe(true);
+  });
+
+  test('nonces of 19 digits are compared exactly; what is no nonce is never fresh', () => {
+    const { admit } = book();
+    expect(admit(A, '1', 'd', { nonce: '1788872638667723579' }).fresh).toBe(true);
+    expect(admit(A, '2', 'd', { nonce: '1788872638667723578' }).fresh).toBe(false);
+    expect(admit(A, '3', 'd', { nonce: '1788872638667723580' }).fresh).toBe(true);
+    for (const nonce of ['', '-1', '1.5', '1e9', 'x', '1'.repeat(20), '٣']) {
+      expect(admit(B, `${nonce}!`, 'd', { nonce }).fresh).toBe(false);
+    }
+  });
+
+  test('a channel that cannot replay has no nonces', () => {
+    const { ledger } = book();
+    const m = { from: A, room: 'session', requests: [{ id: '1', digest: 'd' }] };
+    expect(ledger.admit(m, NOW).verdicts[0]!.kind).toBe('new');
+    expect(ledger.admit(m, NOW)).toEqual({ fresh: true, verdicts: [{ kind: 'running' }] });
+    expect(ledger.size.floors).toBe(0);
+  });
+
+  test('one id twice in a message: the second one is the first', () => {
+    const { ledger } = book();
+    const requests = [
+      { id: '1', digest: 'd' },
+      { id: '1', digest: 'd' },
+      { id: '1', digest: 'other' },
+    ];
+    const { verdicts } = ledger.admit({ from: A, room: 'x', nonce: '1', requests }, NOW);
+    expect(verdicts.map((v) => v.kind)).toEqual(['new', 'running', 'differs']);
+  });
+
+  test('what was forgotten, because nothing was done, may come again', () => {
+    const { ledger, admit } = book();
+    admit(A, '1');
+    ledger.forget(A, '1');
+    expect(admit(A, '1').kind).toBe('new');
+    ledger.forget(A, 'unknown');
+    ledger.answer(A, 'unknown', 'x');
+    ledger.sent(A, 'unknown');
+    expect(ledger.size).toMatchObject({ entries: 1, keys: 1 });
+  });
+
+  test('an id in a place is the first key’s that used it there', () => {
+    const { ledger, admit } = book();
+    expect(admit(A, '1', 'd', { reply: 'mb-a' }).kind).toBe('new');
+    expect(admit(B, '1', 'd', { reply: 'mb-a' }).kind).toBe('taken');
+    expect(admit(B, '1', 'd', { reply: 'mb-b' }).kind).toBe('new');
+    ledger.answer(A, '1', 'x');
+    expect(admit(B, '1', 'e', { reply: 'mb-a' }).kind).not.toBe('new');
+    ledger.forget(A, '1');
+    ledger.forget(B, '1');
+    expect(admit(B, '1', 'd', { reply: 'mb-a' }).kind).toBe('new');
+  });
+});
+
+describe('time', () => {
+  test('an answer is kept for its window, from when it was given, and a running request for as long as it runs', () => {
+    const { ledger, admit, pass } = book({ windowMs: 100_000 });
+    admit(A, 'slow');
+    pass(500_000);
+    expect(admit(A, 'slow').kind).toBe('running');
+    ledger.answer(A, 'slow', 'at last');
+    pass(90_000);
+    expect(admit(A, 'slow').kind).toBe('answered');
+    pass(20_000);
+    expect(admit(A, 'slow').kind).toBe('new');
+  });
+
+  test('a clock that is set, forward or back, neither drops answers early nor keeps them for ever', () => {
+    for (const jump of [DAY * 365, -DAY * 365, 3_600_000, -3_600_000]) {
+      const b = book({ windowMs: 600_000 });
+      b.admit(A, '1');
+      b.ledger.answer(A, '1', 'x');
+      b.clock = NOW + jump;
+      b.pass(30_000);
+      expect(b.admit(A, '1').kind).toBe('answered');
+      b.pass(700_000);
+      expect(b.ledger.size.entries).toBe(0);
+    }
+  });
+
+  test('behind a request that runs for long, answers expire all the same', () => {
+    const { ledger, admit, pass } = book({ windowMs: 60_000 });
+    admit(A, 'hangs');
+    for (let i = 0; i < 100; i++) {
+      admit(A, `${i}`);
+      ledger.answer(A, `${i}`, 'x');
+    }
+    pass(120_000);
+    expect(ledger.size.entries).toBe(1);
+  });
+});
+
+describe('bounds', () => {
+  test('full is refused for now; nothing is dropped that keeps a handler from running twice', () => {
+    const { ledger, admit, pass } = book({ entries: 8 });
+    for (let i = 0; i < 8; i++) {
+      expect(admit(`did:${i % 4}`, `${i}`).kind).toBe('new');
+      ledger.answer(`did:${i % 4}`, `${i}`, 'x');
+    }
+    expect(admit('did:new', 'x')).toMatchObject({ kind: 'full', retryAfterMs: 60_000 });
+    expect(admit('did:0', '0').kind).toBe('answered');
+    pass(700_000);
+    expect(admit('did:new', 'x').kind).toBe('new');
+  });
+
+  test('one key gets a quarter, of requests and of characters', () => {
+    const { ledger, admit } = book({ entries: 8 });
+    expect(['1', '2', '3'].map((id) => admit(A, id).kind)).toEqual(['new', 'new', 'full']);
+    expect(admit(B, '1').kind).toBe('new');
+    const chars = book({ chars: 4000 });
+    chars.admit(A, '1');
+    chars.ledger.answer(A, '1', 'x'.repeat(1000));
+    expect(chars.admit(A, '2').kind).toBe('full');
+    expect(chars.admit(B, '2').kind).toBe('new');
+    chars.admit(B, 'y'.repeat(1000));
+    expect(chars.admit(B, '3').kind).toBe('full');
+    expect(ledger.size.entries).toBe(3);
+  });
+
+  test('guards of nonces: full is refused, one idle for a day makes room, and what it guarded stays guarded', () => {
+    const { admit, pass } = book({ floors: 2 });
+    admit(A, '1', 'd', { nonce: String(NOW + 5) });
+    admit(B, '1', 'd', { nonce: String(NOW + 6) });
+    expect(admit('did:c', '1').kind).toBe('full');
+    pass(DAY + 60_000);
+    expect(admit('did:c', '1', 'd', { nonce: String(NOW + 4) })).toEqual({ fresh: false, kind: 'old' });
+    expect(admit('did:c', '1', 'd', { nonce: String(NOW + DAY) }).kind).toBe('new');
+    expect(admit(A, '1', 'd', { nonce: String(NOW + 5) }).kind).not.toBe('new');
+  });
+
+  test('a nonce from the future locks nobody else out', () => {
+    const { admit, pass } = book({ floors: 1 });
+    admit(A, '1', 'd', { nonce: '9999999999999999999' });
+    pass(DAY + 60_000);
+    expect(admit(B, '1', 'd', { nonce: String(NOW + DAY) }).kind).toBe('new');
+  });
+
+  test('everything that was counted in is counted out', () => {
+    const { ledger, admit, pass } = book();
+    for (let i = 0; i < 50; i++) {
+      admit(`did:${i % 7}`, `${i}`, 'd', { reply: `mb-${i % 3}` });
+      if (i % 3 === 0) ledger.forget(`did:${i % 7}`, `${i}`);
+      else for (const text of ['long answer', 'x']) ledger.answer(`did:${i % 7}`, `${i}`, text);
+    }
+    pass(700_000);
+    expect(ledger.size).toMatchObject({ entries: 0, keys: 0, chars: 0 });
+  });
+});
+
+test('whatever comes in whatever order, no request runs twice while it is remembered, and no bound is passed', () => {
+  const step = fc.oneof(
+    fc.record({
+      do: fc.constant('admit' as const),
+      key: fc.nat(3),
+      id: fc.nat(4),
+      digest: fc.nat(1),
+      nonce: fc.integer({ min: 1, max: 60 }),
+    }),
+    fc.record({
+      do: fc.constantFrom('answer' as const, 'sent' as const, 'forget' as const),
+      key: fc.nat(3),
+      id: fc.nat(4),
+    }),
+    fc.record({ do: fc.constant('pass' as const), ms: fc.integer({ min: -100_000, max: 60_000 }) }),
+  );
+  fc.assert(
+    fc.property(fc.array(step, { maxLength: 120 }), (steps) => {
+      const limits = { windowMs: 150_000, entries: 12, chars: 1000, floors: 6 };
+      const ledger = new LedgerState(limits);
+      let now = NOW;
+      const running = new Set<string>();
+      const taken = new Set<string>();
+      for (const s of steps) {
+        if (s.do === 'pass') ledger.pass((now += s.ms));
+        else if (s.do === 'admit') {
+          const message = {
+            from: `k${s.key}`,
+            room: 'r',
+            nonce: `${s.nonce}`,
+            requests: [{ id: `${s.id}`, digest: `${s.digest}` }],
+          };
+          const { verdicts } = ledger.admit(message, now);
+          const name = `k${s.key} ${s.id}`;
+          if (verdicts[0]!.kind === 'new') {
+            // Running twice at a time, or twice by one signature: never.
+            expect(running.has(name)).toBe(false);
+            expect(taken.has(`k${s.key} ${s.nonce}`)).toBe(false);
+            running.add(name);
+            taken.add(`k${s.key} ${s.nonce}`);
+          }
+        } else {
+          const name = `k${s.key} ${s.id}`;
+          if (s.do === 'answer') ledger.answer(`k${s.key}`, `${s.id}`, 'x'.repeat(20));
+          else ledger[s.do](`k${s.key}`, `${s.id}`);
+          if (s.do !== 'sent') running.delete(name);
+        }
+        const { entries, floors, chars } = ledger.size;
+        expect(entries).toBeLessThanOrEqual(limits.entries);
+        expect(floors).toBeLessThanOrEqual(limits.floors);
+        expect(chars).toBeLessThanOrEqual(limits.chars + 50 * limits.entries);
+      }
+    }),
+    { numRuns: 300 },
+  );
+});
+
+test('memoryLedger is one', async () => {
+  const ledger = memoryLedger({ entries: 4 });
+  const { verdicts } = await ledger.admit(
+    { from: A, room: 'x', nonce: '1', requests: [{ id: '1', digest: 'd' }] },
+    NOW,
+  );
+  expect(verdicts).toEqual([{ kind: 'new' }]);
+});
