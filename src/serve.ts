@@ -156,6 +156,8 @@ class Server implements Listener {
 
   async run(signal: AbortSignal | undefined): Promise<void> {
     const { promise, resolve, reject } = deferred();
+    // A channel may end before anybody waits for it.
+    promise.catch(() => {});
     this.#ended = reject;
     signal?.throwIfAborted();
     const onAbort = (): void => resolve();
@@ -242,7 +244,7 @@ class Server implements Listener {
       return;
     }
     const lane = this.#lanes.get(m.from) ?? { length: 0, last: Promise.resolve() };
-    if (lane.length >= MAX_LANE) {
+    if (lane.length >= MAX_LANE || this.#tasks.size >= MAX_TASKS) {
       this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason: 'too many at once' });
       return;
     }
@@ -305,8 +307,9 @@ class Server implements Listener {
     }
 
     const whole = batch !== undefined && !this.#dispatcher.batchable(batch);
-    const invalid = whole ? [] : members.filter((_, i) => kinds[i] === 'invalid');
-    const wanted = requests.length > 0 || invalid.length > 0 || whole;
+    const invalid = whole ? [] : members.filter((_, i) => kinds[i] === 'invalid').slice(0, MAX_INVALID);
+    // A frame that is none is answered only where it says itself where to; else it is a stranger's chat.
+    const wanted = requests.length > 0 || (named !== undefined && (invalid.length > 0 || whole));
     // Without a place for the answer nothing runs: the caller would take silence for failure and ask again.
     const reply = wanted ? await this.#replyTo(m, named) : undefined;
     const asked = reply ? requests : [];
@@ -326,7 +329,6 @@ class Server implements Listener {
     }
     this.#track(
       (async () => {
-        // A frame that is none is answered only where it says itself where to; else it is a stranger's chat.
         const spoken = named !== undefined && fresh ? invalid : [];
         const refused = await Promise.all(spoken.map((member) => this.#dispatcher.dispatch(member).then(encodeLong)));
         const answers = await Promise.all(
@@ -371,14 +373,25 @@ class Server implements Listener {
   }
 
   async #notified(m: Incoming, frame: JsonObject): Promise<void> {
-    const context = { from: m.from, room: m.room, service: this.#service };
-    // A handler of ours waits its turn like any other; a layer's own notifications cancel what holds the turns.
-    const ours = this.#o.methods?.has(frame['method'] as string);
-    const release = ours ? await this.#workers.enter(m.from) : undefined;
+    const { clock, onEvent } = this.#t;
+    const onError = (error: unknown, method: string): void => onEvent({ kind: 'handler-error', method, error });
+    const context = { from: m.from, room: m.room, service: this.#service, onError };
+    // A layer's own notifications cancel what holds the turns; a handler of ours waits its turn and has its time, like any other.
+    if (!this.#o.methods?.has(frame['method'] as string)) {
+      await this.#dispatcher.dispatch(frame, context);
+      return;
+    }
+    const release = await this.#workers.enter(m.from);
+    if (!release) return this.#refuse(m, 'too many wait');
+    const stop = new AbortController();
+    const timer = new AbortController();
     try {
-      if (!ours || release) await this.#dispatcher.dispatch(frame, context);
+      const late = clock.sleep(this.#o.deadlineMs ?? DEADLINE_MS, timer.signal).catch(() => {});
+      await Promise.race([this.#dispatcher.dispatch(frame, { ...context, signal: stop.signal }), late]);
     } finally {
-      release?.();
+      timer.abort();
+      stop.abort(new TechnocoreError('deadline', 'the call is over'));
+      release();
     }
   }
 
@@ -436,7 +449,7 @@ class Server implements Listener {
     }
     const stop = new AbortController();
     const timer = new AbortController();
-    const deadlineMs = this.#o.deadlineMs ?? 60_000;
+    const deadlineMs = this.#o.deadlineMs ?? DEADLINE_MS;
     const late = open
       ? new Promise<never>(() => {})
       : clock.sleep(deadlineMs, timer.signal).then(
@@ -562,9 +575,14 @@ class Server implements Listener {
 
 /** Answers of one key that may wait before its refusals are left out. */
 const MAX_REFUSALS = 16;
-/** Messages of one key that wait to be admitted. */
+/** Messages of one key that wait to be admitted; things of all keys under way. */
 const MAX_LANE = 1024;
+const MAX_TASKS = 16_384;
+/** Members of one batch that are no requests, and are told so. */
+const MAX_INVALID = 64;
 
+/** How long a handler may take, unless told otherwise, ms. */
+const DEADLINE_MS = 60_000;
 /** How often the ledger is told the time, ms. */
 const PASS_MS = 30_000;
 const OVER = new TechnocoreError('over', 'the server has ended');
