@@ -106,18 +106,21 @@ export function toBase64url(bytes: Uint8Array): string {
 /**
  * Bytes of unpadded base64url; undefined also when the last digit has spare bits set.
  *
- * @param into where long ones may go, to do without memory of their own; the result then is a view of it
+ * @param into where long ones may go, to do without memory of their own; the result then is a view of its beginning, and
+ * what else it held is lost
  */
 export function fromBase64url(text: string, into?: Uint8Array): Uint8Array | undefined {
   const length = (text.length * 3) >> 2;
   const native = nativeFor(length);
   if (!native) return decode64(text, 45, 95);
-  // Node reads other alphabets, padding and blanks too; only the one spelling comes back the same.
-  if (into && length <= into.length) {
-    const target = native.from(into.buffer, into.byteOffset, into.length);
-    const written = target.write(text, 'base64url');
-    return target.toString('base64url', 0, written) === text ? into.subarray(0, written) : undefined;
+  if (into && text.length <= into.length) {
+    // Node takes `+` and `/` too, passes over what is no digit, and looks at the low byte of what is beyond ASCII.
+    const ascii = encoder.encodeInto(text, into).written === text.length && !text.includes('+') && !text.includes('/');
+    const written = native.from(into.buffer, into.byteOffset, into.length).write(text, 'base64url');
+    const tail = decode64(text.slice(text.length & ~3), 45, 95);
+    return ascii && written === length && tail ? into.subarray(0, length) : undefined;
   }
+  // The same, and shorter: only the one spelling comes back.
   const bytes = native.from(text, 'base64url');
   return bytes.toString('base64url') === text ? new Uint8Array(bytes) : undefined;
 }
