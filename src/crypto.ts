@@ -278,20 +278,19 @@ export const x25519Backends: Backends<(privateKey: Uint8Array) => X25519Key> = /
     };
   },
   (crypto) => {
-    // A handshake uses each of the other end's keys twice in a row.
-    let last: Uint8Array = zeros(0);
-    let lastKey: KeyObject;
+    // A handshake uses each of the other end's two keys twice.
+    const recent: [publicKey: Uint8Array, key: KeyObject][] = [];
+    const imported = (peer: Uint8Array): KeyObject => {
+      for (const [publicKey, key] of recent) if (equalBytes(publicKey, peer)) return key;
+      const key = nativePublicKey(crypto, 'X25519', peer);
+      if (recent.push([peer.slice(), key]) > 2) recent.shift();
+      return key;
+    };
     return (key) => {
       const [privateKey, publicKey] = nativePrivateKey(crypto, 'X25519', key);
       return {
         publicKey,
-        shared(peer) {
-          if (!equalBytes(peer, last)) {
-            lastKey = nativePublicKey(crypto, 'X25519', peer);
-            last = peer.slice();
-          }
-          return plainBytes(crypto.diffieHellman({ privateKey, publicKey: lastKey }));
-        },
+        shared: (peer) => plainBytes(crypto.diffieHellman({ privateKey, publicKey: imported(peer) })),
       };
     };
   },
@@ -459,26 +458,34 @@ export const sha256Backends: Backends<(bytes: Uint8Array) => Uint8Array> = /* @_
   (sha) => begins(sha(zeros(0)), 'e3b0c442'),
 );
 
-/** @internal */
-export const hmacBackends: Backends<(key: Uint8Array, bytes: Uint8Array) => Uint8Array> = /* @__PURE__ */ new Backends(
-  (key: Uint8Array, bytes: Uint8Array): Uint8Array => hmac(nobleSha256, key, bytes),
-  (crypto) => {
-    const sha = nativeSha256(crypto);
-    return (key, bytes) => {
-      const short = key.length > 64 ? sha(key) : key;
-      const inner = new Uint8Array(64 + bytes.length).fill(0x36, 0, 64);
-      const outer = new Uint8Array(96).fill(0x5c, 0, 64);
-      for (let i = 0; i < short.length; i++) {
-        inner[i]! ^= short[i]!;
-        outer[i]! ^= short[i]!;
-      }
-      inner.set(bytes, 64);
-      outer.set(sha(inner), 64);
-      return sha(outer);
-    };
-  },
-  (mac) => begins(mac(zeros(0), zeros(0)), 'b613679a'),
-);
+/** Keys once, for the several messages of HKDF. @internal */
+export const hmacBackends: Backends<(key: Uint8Array) => (bytes: Uint8Array) => Uint8Array> =
+  /* @__PURE__ */ new Backends(
+    (key: Uint8Array) => {
+      const keyed = hmac.create(nobleSha256, key);
+      return (bytes: Uint8Array): Uint8Array => keyed.clone().update(bytes).digest();
+    },
+    (crypto) => {
+      const sha = nativeSha256(crypto);
+      return (key) => {
+        const short = key.length > 64 ? sha(key) : key;
+        // What is hashed here is short: it goes behind its key, where the last one was.
+        const inner = new Uint8Array(256).fill(0x36, 0, 64);
+        const outer = new Uint8Array(96).fill(0x5c, 0, 64);
+        for (let i = 0; i < short.length; i++) {
+          inner[i]! ^= short[i]!;
+          outer[i]! ^= short[i]!;
+        }
+        return (bytes) => {
+          const fits = bytes.length <= 192;
+          if (fits) inner.set(bytes, 64);
+          outer.set(sha(fits ? inner.subarray(0, 64 + bytes.length) : concat(inner.subarray(0, 64), bytes)), 64);
+          return sha(outer);
+        };
+      };
+    },
+    (mac) => begins(mac(zeros(0))(zeros(0)), 'b613679a'),
+  );
 
 /** SHA-256, 32 bytes. */
 export function sha256(bytes: Uint8Array): Uint8Array {
@@ -487,7 +494,7 @@ export function sha256(bytes: Uint8Array): Uint8Array {
 
 /** HMAC-SHA256 (RFC 2104), 32 bytes. */
 export function hmacSha256(key: Uint8Array, bytes: Uint8Array): Uint8Array {
-  return hmacBackends.best(key, bytes);
+  return hmacBackends.best(key)(bytes);
 }
 
 /**
@@ -499,11 +506,15 @@ export function hmacSha256(key: Uint8Array, bytes: Uint8Array): Uint8Array {
  */
 export function hkdfSha256(ikm: Uint8Array, salt: Uint8Array, info: Uint8Array, length: number): Uint8Array {
   if (!(length >= 0 && length <= 255 * 32)) throw new BadKey('HKDF-SHA256 gives at most 8160 bytes');
-  const key = hmacSha256(salt, ikm);
+  const mac = hmacBackends.best(hmacSha256(salt, ikm));
   const out = new Uint8Array(Math.ceil(length / 32) * 32);
-  let block: Uint8Array = new Uint8Array(0);
+  // The block before, info, the number of the block; the first has none before it.
+  const input = new Uint8Array(33 + info.length);
+  input.set(info, 32);
   for (let i = 0; i * 32 < length; i++) {
-    block = hmacSha256(key, concat(block, info, Uint8Array.of(i + 1)));
+    input[32 + info.length] = i + 1;
+    const block = mac(i === 0 ? input.subarray(32) : input);
+    input.set(block);
     out.set(block, i * 32);
   }
   return out.slice(0, length);

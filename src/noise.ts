@@ -66,6 +66,8 @@ function nonceOf(seq: bigint | number): Uint8Array {
   return nonce;
 }
 
+const FIRST_NONCE = new Uint8Array(12);
+
 // A number that is no exact integer becomes -1, which nothing accepts.
 const exact = (seq: bigint | number): bigint =>
   typeof seq === 'bigint' ? seq : BigInt(Number.isSafeInteger(seq) ? seq : -1);
@@ -75,8 +77,8 @@ const exact = (seq: bigint | number): bigint =>
 class State {
   h: Uint8Array = sha256(utf8(NAME));
   ck: Uint8Array = this.h;
+  /** Under each key of this pattern one thing is sealed, so that the nonce is always the first. */
   aead: Aead | undefined;
-  n = 0;
   /** Own ephemeral key pair, then the other end's ephemeral and static public keys. */
   e: KeyPair | undefined;
   re: Uint8Array | undefined;
@@ -96,17 +98,16 @@ class State {
     this.ck = out.subarray(0, 32);
     if (outputs === 3) this.mixHash(out.subarray(32, 64));
     this.aead = chachaPoly(out.subarray(-32));
-    this.n = 0;
   }
 
   encryptAndHash(plain: Uint8Array): Uint8Array {
-    const sealed = this.aead!.seal(nonceOf(this.n++), plain, this.h);
+    const sealed = this.aead!.seal(FIRST_NONCE, plain, this.h);
     this.mixHash(sealed);
     return sealed;
   }
 
   decryptAndHash(sealed: Uint8Array): Uint8Array {
-    const plain = this.aead!.open(nonceOf(this.n++), sealed, this.h);
+    const plain = this.aead!.open(FIRST_NONCE, sealed, this.h);
     if (plain === undefined) throw new HandshakeFailed('not authentic');
     this.mixHash(sealed);
     return plain;
