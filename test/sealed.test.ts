@@ -1,4 +1,5 @@
 import { afterEach, describe, expect, test } from 'vitest';
+import { serve as serveAll, tool } from '../src/builtin.ts';
 import { toBase64, toBase64url, toHex, utf8 } from '../src/bytes.ts';
 import { call } from '../src/call.ts';
 import type { Channel } from '../src/channel.ts';
@@ -8,6 +9,7 @@ import { BadKey, BadName, CallTimeout, FrameTooLong } from '../src/errors.ts';
 import { type Clock, type Event, systemClock } from '../src/http.ts';
 import { identityKeys, publishIdentity } from '../src/identity.ts';
 import { createLocalService } from '../src/local.ts';
+import { mcpCallTool, mcpListTools } from '../src/mcp-client.ts';
 import { acceptSealed, connectSealed } from '../src/meeting.ts';
 import { identityNote } from '../src/names.ts';
 import { setNote } from '../src/notes.ts';
@@ -15,6 +17,7 @@ import { read } from '../src/rooms.ts';
 import { sealed } from '../src/sealed.ts';
 import { serve } from '../src/serve.ts';
 import { Signer } from '../src/signer.ts';
+import type { Tool } from '../src/tools.ts';
 import { FREE, PROFILES, type Profile, until } from './support.ts';
 
 type Edit = (room: string, messages: any[]) => any[];
@@ -444,6 +447,30 @@ describe('meeting', () => {
     const refused = (): boolean => reasons(served.events).includes('too many sessions');
     const late = { ...agent(), clock: lateClock(refused), timeoutMs: 777 };
     await expect(connectSealed(bob.did, carol, late)).rejects.toThrow(CallTimeout);
+  });
+
+  test('MCP tools ride on a sealed channel unchanged', async () => {
+    const { wire, agent } = world();
+    const [alice, bob] = [Signer.generate(), Signer.generate()];
+    const served = agent();
+    await publishIdentity(bob, { mailbox: 'mb-p-inbox' }, served);
+    const tools = new Map<string, Tool>();
+    const schema = { type: 'object', properties: { name: { type: 'string' } }, required: ['name'] };
+    tool('greet', 'Greets.', schema, ({ name }) => `hello ${name}`, { tools });
+    const stop = new AbortController();
+    stops.push(stop);
+    const run = (channel: Channel, signal: AbortSignal): Promise<void> =>
+      serveAll(channel, bob, { ...served, tools, signal });
+    await new Promise<void>((onReady, reject) => {
+      acceptSealed('mb-p-inbox', bob, run, { ...served, signal: stop.signal, onReady }).catch(reject);
+    });
+    const o = agent();
+    const channel = await connectSealed(bob.did, alice, o);
+    expect((await mcpListTools(channel, alice, o)).map(({ name }) => name)).toEqual(['greet']);
+    const { content } = await mcpCallTool(channel, 'greet', { name: 'Ada' }, alice, o);
+    expect(content).toEqual([{ type: 'text', text: 'hello Ada' }]);
+    expect((await mcpCallTool(channel, 'greet', { name: 7 }, alice, o)).isError).toBe(true);
+    expect(wire.filter((text) => /greet|tools|modelcontextprotocol/.test(text))).toEqual([]);
   });
 
   test('one mailbox takes offers and open calls alike', async () => {
