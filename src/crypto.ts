@@ -360,6 +360,8 @@ function portableAead(cipher: NobleCipher): MakeAead {
 }
 
 const TAG = { authTagLength: 16 };
+/** Bytes sealed at once: copied while they are still in the cache. */
+const PIECE = 16_384;
 
 function nativeAead(crypto: NodeCrypto, name: string): MakeAead {
   return (given) => {
@@ -368,9 +370,11 @@ function nativeAead(crypto: NodeCrypto, name: string): MakeAead {
       seal(nonce, plain, aad) {
         const cipher = crypto.createCipheriv(name, key, nonce, TAG);
         if (aad !== undefined) cipher.setAAD(aad);
-        const body = cipher.update(plain);
+        const sealed = new Uint8Array(plain.length + 16);
+        for (let at = 0; at < plain.length; at += PIECE) sealed.set(cipher.update(plain.subarray(at, at + PIECE)), at);
         cipher.final();
-        return concat(body, cipher.getAuthTag());
+        sealed.set(cipher.getAuthTag(), plain.length);
+        return sealed;
       },
       open(nonce, sealed, aad) {
         const cipher = crypto.createDecipheriv(name, key, nonce, TAG);
