@@ -4,6 +4,7 @@
  * @module
  */
 
+import { a2aHelpers } from './a2a-notes.ts';
 import type { Channel } from './channel.ts';
 import {
   badParams,
@@ -99,6 +100,7 @@ function verifySignature(params: unknown): { valid: boolean; reason?: string } {
 export const methods: Map<string, Handler> = new Map<string, Handler>([
   ['census/latest', census],
   ['technocore/verify', verifySignature],
+  ...a2aHelpers,
 ]);
 
 const counts = (...names: string[]): object => ({

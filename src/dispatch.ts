@@ -7,7 +7,7 @@
  *
  * @module
  */
-import { RpcError, TechnocoreError } from './errors.ts';
+import { type BadState, RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json, MAX_TEXT } from './frames.ts';
 import type { Clock, Options } from './http.ts';
 
@@ -157,7 +157,8 @@ export interface CallContext {
 
 /**
  * Answers one method. What it returns, or what its promise resolves to, is the result; undefined becomes null. A thrown
- * {@link RpcError} is answered as it is, a Conflict as 1005, anything else as -32603 without any detail.
+ * {@link RpcError} is answered as it is, a Conflict as 1005, a BadState as -32602, anything else as -32603 without any
+ * detail.
  *
  * An async generator answers with many results under the one id, where a protocol has that: each one it yields goes out
  * before it is asked for the next, and what it returns is the last.
@@ -362,6 +363,9 @@ function describe(error: unknown): [code: number, message: string, data?: Json] 
           // Data that JSON cannot carry is a fault of the handler like any other.
         }
       }
+    } else if (error.code === 'bad_state') {
+      const { from, to } = error as BadState;
+      return [INVALID_PARAMS, error.message, { from, to }];
     } else if (error.code === 'conflict') {
       return [CONFLICT, error.message, { actual: (error as { actual?: string }).actual ?? null }];
     }

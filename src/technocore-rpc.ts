@@ -8,6 +8,61 @@
  * @module
  */
 
+export { type A2AAgent, type A2AAgentOptions, a2aAgent } from './a2a-agent.ts';
+export {
+  type A2AAnswer,
+  type A2ACallOptions,
+  type A2AListOptions,
+  type A2APage,
+  type A2ASendOptions,
+  type A2AWaitOptions,
+  a2aCancel,
+  a2aGet,
+  a2aList,
+  a2aSend,
+  a2aStream,
+  a2aWait,
+} from './a2a-call.ts';
+export {
+  A2A_BINDING,
+  type A2ACapabilities,
+  type A2ACard,
+  type A2ACardInfo,
+  type A2AInterface,
+  type A2ASkill,
+  a2aCard,
+  a2aCard03,
+  a2aCardNote,
+  a2aCheckCard,
+  a2aPublishCard,
+  a2aReadCard,
+  a2aSignCard,
+  a2aVerifyCard,
+} from './a2a-card.ts';
+export {
+  type A2AClaimOptions,
+  type A2ALease,
+  type A2ANoteOptions,
+  a2aAdvance,
+  a2aClaim,
+  a2aCreate,
+  a2aFindNotes,
+  a2aGetState,
+  a2aKeep,
+  a2aTaskNote,
+} from './a2a-notes.ts';
+export { type A2ARecord, type A2AStore, type A2AStoreLimits, a2aFileStore, a2aMemoryStore } from './a2a-store.ts';
+export type { A2AHandler, A2AMade, A2AReply, A2ASaid, A2ATask, A2AYield } from './a2a-task.ts';
+export {
+  type A2AArtifact,
+  type A2AItem,
+  type A2AMessage,
+  type A2APart,
+  type A2AState,
+  type A2AStatus,
+  type A2ATaskView,
+  a2aText,
+} from './a2a-types.ts';
 export { type Census, createDispatcher, dispatch, methods, serve, tool, tools } from './builtin.ts';
 export { type CallOptions, call, notify } from './call.ts';
 export { type Channel, type Incoming, type Listener, mailboxes, type SendOptions, type Sent } from './channel.ts';

@@ -1,0 +1,692 @@
+/**
+ * Agents: A2A 1.0 and 0.3 as methods of a dispatcher, over one store of tasks. The name of the method tells the version.
+ * Whoever asks sees his own tasks alone; what others have does not exist for him.
+ *
+ * @module
+ */
+import { A2A_MODES, type A2ACapabilities, type A2ACard, type A2ACardInfo } from './a2a-card.ts';
+import { type A2ANoteOptions, a2aAdvance, a2aCreate } from './a2a-notes.ts';
+import { type A2ARecord, type A2AStore, a2aMemoryStore } from './a2a-store.ts';
+import { type A2AHandler, LiveTask, type Shop, type Watch } from './a2a-task.ts';
+import {
+  type A2AItem,
+  type A2AMessage,
+  type A2AState,
+  type A2ATaskView,
+  badField,
+  type Check,
+  checkParams,
+  isAnyText,
+  isCount,
+  isFlag,
+  isList,
+  isMap,
+  isShaped,
+  isState,
+  isTerminal,
+  isText,
+  isTime,
+  isUserMessage,
+  isUserMessage03,
+  item03,
+  refusal,
+  task03,
+  WAIT_META,
+} from './a2a-types.ts';
+import { fromBase64url, fromUtf8, toBase64url, toHex, utf8 } from './bytes.ts';
+import { type Clock, systemClock } from './clock.ts';
+import { sha256 } from './crypto.ts';
+import { type CallContext, type Handler, idempotent, rpcResult, staysOpen } from './dispatch.ts';
+import { RpcError, TechnocoreError } from './errors.ts';
+import { encodeLong, type Json } from './frames.ts';
+import { type Options, transportOf } from './http.ts';
+import { isName } from './names.ts';
+import { Workers } from './workers.ts';
+
+/** Options of {@link a2aAgent}. */
+export interface A2AAgentOptions {
+  /** Default: in memory. One that is given is closed by whoever gave it, after the agent. */
+  store?: A2AStore;
+  clock?: Clock;
+  random?: (bytes: number) => Uint8Array;
+  /** Most messages worked on at a time; default 64, of one caller a quarter. Others wait, as submitted. */
+  concurrency?: number;
+  /**
+   * How long an answer waits for a task that the caller waits for, ms; default 20,000, because callers wait for 30 s. Then
+   * the task is answered as it is. A caller can say less, in `_meta["chat.technocore/waitMs"]`.
+   */
+  waitMs?: number;
+  /** Rooms that callers may name as contexts, besides those that tasks of theirs have; default: any room. */
+  rooms?: readonly string[];
+  /** For callers that ask for it, when the card says that there is one. */
+  extendedCard?: A2ACard;
+  /** Keeps the state of each task in a note too, where others can see it; every move is a write. Default: no notes. */
+  notes?: A2ANoteOptions;
+  /** Told what a handler or the store threw; callers learn no more than that the task failed. */
+  onError?: (error: unknown, taskId: string) => void;
+  /** Told when a note says something else than the store. */
+  onEvent?: Options['onEvent'];
+}
+
+/** An agent, to be served. */
+export interface A2AAgent {
+  /** For the `methods` of `serve` or a dispatcher. */
+  readonly methods: Map<string, Handler>;
+  /** Aborts what is worked on, and leaves its tasks as they are. */
+  close(): void;
+}
+
+/** How long a caller that did not say whether he waits does so, and one that streams for a message alone, ms. */
+const UNSAID_MS = 1000;
+/** How long a turn may take to begin before a caller that does not wait is answered, ms. */
+const BEGIN_MS = 50;
+/** Steps in which a handler that waits for nothing has ended. */
+const AT_ONCE = 32;
+/** Answers that may wait at a time, of all callers and of one; for more no answer waits. */
+const MAX_WAITING = [1024, 64] as const;
+/** Streams at a time, of all callers and of one; more are refused. */
+const MAX_STREAMS = [256, 16] as const;
+/** How long a stream lives, ms, because nobody sees a reader go. */
+const STREAM_MS = 3_600_000;
+
+// --- the two spellings -------------------------------------------------------------------------------------------
+
+interface Sent {
+  message: A2AMessage;
+  configuration?: {
+    acceptedOutputModes?: string[];
+    historyLength?: number;
+    returnImmediately?: boolean;
+    blocking?: boolean;
+    taskPushNotificationConfig?: object;
+    pushNotificationConfig?: object;
+  };
+}
+
+const isHistoryLength = isCount(0, 0x7fffffff);
+const MODES = { acceptedOutputModes: isList(isText), historyLength: isHistoryLength };
+const AROUND = { metadata: isMap, tenant: isAnyText };
+
+interface Spelling {
+  readonly sent: Check<Sent>;
+  /** How long the answer to a message waits for its task, ms; -1 for as long as it may. */
+  waitMs(configuration: NonNullable<Sent['configuration']>): number;
+  readonly task: (task: A2ATaskView) => Json;
+  readonly item: (item: A2AItem) => Json;
+}
+
+const V1: Spelling = {
+  sent: isShaped(
+    { message: isUserMessage },
+    {
+      configuration: isShaped({}, { ...MODES, returnImmediately: isFlag, taskPushNotificationConfig: isMap }),
+      ...AROUND,
+    },
+  ),
+  waitMs: ({ returnImmediately }) => (returnImmediately ? 0 : -1),
+  task: (task) => task,
+  item: (item) => item as Json,
+};
+
+const V03: Spelling = {
+  sent: isShaped(
+    { message: isUserMessage03 },
+    { configuration: isShaped({}, { ...MODES, blocking: isFlag, pushNotificationConfig: isMap }), ...AROUND },
+  ),
+  waitMs: ({ blocking }) => (blocking === undefined ? UNSAID_MS : blocking ? -1 : 0),
+  task: task03,
+  item: item03,
+};
+
+const isIdentified = isShaped<{ id: string; historyLength?: number }>(
+  { id: isText },
+  { historyLength: isHistoryLength, ...AROUND },
+);
+
+interface Listed {
+  contextId?: string;
+  status?: A2AState;
+  pageSize?: number;
+  pageToken?: string;
+  historyLength?: number;
+  statusTimestampAfter?: string;
+  includeArtifacts?: boolean;
+}
+
+const isListed = isShaped<Listed>(
+  {},
+  {
+    contextId: isAnyText,
+    status: isState,
+    pageSize: isCount(1, 100),
+    pageToken: isAnyText,
+    historyLength: isHistoryLength,
+    statusTimestampAfter: isTime,
+    includeArtifacts: isFlag,
+    tenant: isAnyText,
+  },
+);
+
+/** A task as a caller sees it: of its history as much as he asked for. */
+function shown({ history, artifacts, ...task }: A2ATaskView, historyLength = 0, withArtifacts = true): A2ATaskView {
+  const said = historyLength > 0 ? history?.slice(-historyLength) : undefined;
+  return {
+    ...task,
+    ...(withArtifacts && artifacts?.length && { artifacts }),
+    ...(said?.length && { history: said }),
+  };
+}
+
+// --- the agent ---------------------------------------------------------------------------------------------------
+
+/** How many of something there are, for each key. */
+class Counts {
+  readonly #max: number;
+  readonly #perKey: number;
+  readonly #counts = new Map<string, number>();
+  #total = 0;
+
+  constructor([max, perKey]: readonly [number, number]) {
+    this.#max = max;
+    this.#perKey = perKey;
+  }
+
+  /** @returns gives it back; undefined when there are too many */
+  take(key: string): (() => void) | undefined {
+    const count = this.#counts.get(key) ?? 0;
+    if (count >= this.#perKey || this.#total >= this.#max) return undefined;
+    this.#counts.set(key, count + 1);
+    this.#total++;
+    return () => {
+      const left = this.#counts.get(key)! - 1;
+      if (left > 0) this.#counts.set(key, left);
+      else this.#counts.delete(key);
+      this.#total--;
+    };
+  }
+}
+
+class Agent implements A2AAgent, Shop {
+  readonly methods: Map<string, Handler>;
+  readonly store: A2AStore;
+  readonly clock: Clock;
+  readonly handler: A2AHandler;
+  readonly workers: Workers;
+  readonly #o: A2AAgentOptions;
+  readonly #random: (bytes: number) => Uint8Array;
+  readonly #capabilities: A2ACapabilities;
+  readonly #modes: string[];
+  readonly #live = new Map<string, LiveTask>();
+  readonly #opening = new Map<string, Promise<LiveTask | undefined>>();
+  readonly #waiting = new Counts(MAX_WAITING);
+  readonly #streams = new Counts(MAX_STREAMS);
+  /** The last move of each note. */
+  readonly #noted = new Map<string, Promise<unknown>>();
+  readonly #closing = new AbortController();
+
+  constructor(handler: A2AHandler, card: Partial<A2ACardInfo>, o: A2AAgentOptions) {
+    this.handler = handler;
+    this.store = o.store ?? a2aMemoryStore();
+    this.clock = o.clock ?? systemClock;
+    const concurrency = o.concurrency ?? 64;
+    this.workers = new Workers(concurrency, Number.POSITIVE_INFINITY, Math.ceil(concurrency / 4));
+    this.#o = o;
+    this.#random = transportOf({ ...(o.random && { random: o.random }) }).random;
+    this.#capabilities = card.capabilities ?? {};
+    if (this.#capabilities.pushNotifications) {
+      throw new TechnocoreError('bad_card', 'push notifications cannot be offered: over rooms nobody is called');
+    }
+    const skills = card.skills ?? [];
+    this.#modes = [...(card.defaultInputModes ?? A2A_MODES), ...skills.flatMap(({ inputModes = [] }) => inputModes)];
+    this.methods = this.#methods();
+  }
+
+  #methods(): Map<string, Handler> {
+    // The store knows what it took; what it did not take was not begun.
+    const open = (run: Handler): Handler => idempotent(staysOpen(run));
+    const refuse = (reason: Parameters<typeof refusal>[0]): Handler =>
+      idempotent(() => {
+        throw refusal(reason);
+      });
+    const methods = new Map<string, Handler>();
+    const add = (handler: Handler, ...names: string[]): void =>
+      names.forEach((name) => void methods.set(name, handler));
+    for (const [spelling, [send, stream, get, cancel, subscribe]] of [
+      [V1, ['SendMessage', 'SendStreamingMessage', 'GetTask', 'CancelTask', 'SubscribeToTask']],
+      [V03, ['message/send', 'message/stream', 'tasks/get', 'tasks/cancel', 'tasks/resubscribe']],
+    ] as const) {
+      add(
+        open((params, context) => this.#send(params, context, spelling)),
+        send,
+      );
+      add(
+        open((params, context) => this.#stream(params, context, spelling)),
+        stream,
+      );
+      add(
+        idempotent((params, context) => this.#get(params, context, spelling)),
+        get,
+      );
+      add(
+        idempotent((params, context) => this.#cancel(params, context, spelling)),
+        cancel,
+      );
+      add(
+        open((params, context) => this.#subscribe(params, context, spelling)),
+        subscribe,
+      );
+    }
+    add(
+      idempotent((params, context) => this.#list(params, context)),
+      'ListTasks',
+    );
+    const push = 'TaskPushNotificationConfig';
+    add(
+      refuse('PUSH_NOTIFICATION_NOT_SUPPORTED'),
+      ...[`Create${push}`, `Get${push}`, `List${push}s`, `Delete${push}`],
+      ...['set', 'get', 'list', 'delete'].map((verb) => `tasks/pushNotificationConfig/${verb}`),
+    );
+    const { extendedCard } = this.#o;
+    const isOffered = this.#capabilities.extendedAgentCard === true;
+    add(
+      isOffered && extendedCard
+        ? idempotent(() => extendedCard)
+        : refuse(isOffered ? 'EXTENDED_AGENT_CARD_NOT_CONFIGURED' : 'UNSUPPORTED_OPERATION'),
+      'GetExtendedAgentCard',
+      'agent/getAuthenticatedExtendedCard',
+    );
+    return methods;
+  }
+
+  close(): void {
+    const closed = new TechnocoreError('closed', 'the agent is closed');
+    this.#closing.abort(closed);
+    for (const live of this.#live.values()) live.close(closed);
+  }
+
+  // --- what tasks need -----------------------------------------------------------------------------------------
+
+  /** A UUID, version 4. */
+  newId(): string {
+    const bytes = Uint8Array.from(this.#random(16));
+    bytes[6] = (bytes[6]! & 15) | 64;
+    bytes[8] = (bytes[8]! & 63) | 128;
+    return toHex(bytes).replace(/^(.{8})(.{4})(.{4})(.{4})/, '$1-$2-$3-$4-');
+  }
+
+  onError(error: unknown, taskId: string): void {
+    try {
+      this.#o.onError?.(error, taskId);
+    } catch {
+      // A broken listener must not break what it listens to.
+    }
+  }
+
+  onMove(id: string, from: A2AState, to: A2AState): void {
+    const { notes } = this.#o;
+    if (!notes) return;
+    const noted = (this.#noted.get(id) ?? Promise.resolve())
+      .then(() => a2aAdvance(id, from, to, notes))
+      .catch((cause) => this.#warn(id, to, cause))
+      .then(() => {
+        if (this.#noted.get(id) === noted) this.#noted.delete(id);
+      });
+    this.#noted.set(id, noted);
+  }
+
+  /** The store is the record. Anybody can write a note, and none is worth more than a warning. */
+  #warn(taskId: string, state: A2AState, cause: unknown): void {
+    const { onEvent } = this.#o;
+    transportOf(onEvent && { onEvent }).onEvent({ kind: 'note', taskId, state, cause });
+  }
+
+  // --- finding tasks -------------------------------------------------------------------------------------------
+
+  /** The task of that id, if it is the caller's. @throws RpcError -32001 */
+  async #own(id: string, from: string): Promise<A2ARecord> {
+    const live = this.#live.get(id);
+    const record = live?.record ?? (await this.store.get(id));
+    if (record?.owner !== from || live?.shown === false) throw refusal('TASK_NOT_FOUND');
+    return record;
+  }
+
+  /** The task as one object for all who work with it at a time. */
+  #open(id: string): Promise<LiveTask | undefined> {
+    const live = this.#live.get(id);
+    if (live) return Promise.resolve(live);
+    let opening = this.#opening.get(id);
+    if (!opening) {
+      opening = (async () => {
+        try {
+          const record = await this.store.get(id);
+          if (!record) return undefined;
+          const opened = new LiveTask(this, record, true);
+          this.#live.set(id, opened);
+          return opened;
+        } finally {
+          this.#opening.delete(id);
+        }
+      })();
+      this.#opening.set(id, opening);
+    }
+    return opening;
+  }
+
+  async #use<T>(live: LiveTask, run: (live: LiveTask) => Promise<T>): Promise<T> {
+    live.users++;
+    try {
+      return await run(live);
+    } finally {
+      live.users--;
+      this.#drop(live.record.task.id, live);
+    }
+  }
+
+  /** Works with the caller's task of that id. @throws RpcError -32001 */
+  async #useOwn<T>(id: string, from: string, run: (live: LiveTask) => Promise<T>): Promise<T> {
+    const live = await this.#open(id);
+    if (live?.record.owner === from && live.shown) return this.#use(live, run);
+    if (live) this.#drop(id, live);
+    throw refusal('TASK_NOT_FOUND');
+  }
+
+  #drop(id: string, live: LiveTask): void {
+    if (live.isIdle && this.#live.get(id) === live) this.#live.delete(id);
+  }
+
+  #work(live: LiveTask): void {
+    void live.work().then(() => this.#drop(live.record.task.id, live));
+  }
+
+  // --- messages ------------------------------------------------------------------------------------------------
+
+  /** What a caller may send. */
+  #checked(params: unknown, { meta }: CallContext, spelling: Spelling): Sent {
+    const version = meta['A2A-Version'];
+    if (spelling === V1 && typeof version === 'string' && !/^1\.0(\.|$)/.test(version)) {
+      throw refusal('VERSION_NOT_SUPPORTED');
+    }
+    const sent = checkParams(spelling.sent, params);
+    const { message, configuration = {} } = sent;
+    if (configuration.taskPushNotificationConfig ?? configuration.pushNotificationConfig) {
+      throw refusal('PUSH_NOTIFICATION_NOT_SUPPORTED');
+    }
+    for (const { uri, required } of this.#capabilities.extensions ?? []) {
+      if (required && !message.extensions?.includes(uri)) {
+        throw refusal('EXTENSION_SUPPORT_REQUIRED', `The extension ${uri} is required`);
+      }
+    }
+    for (const { text, raw, url, mediaType } of message.parts) {
+      // What a URL leads to nobody knows before he has been there.
+      const plain =
+        text !== undefined ? 'text/plain' : raw !== undefined ? 'application/octet-stream' : 'application/json';
+      const type = mediaType || (url === undefined && plain);
+      if (type && !this.#modes.some((mode) => covers(mode, type))) {
+        throw refusal('CONTENT_TYPE_NOT_SUPPORTED', `Incompatible content types: ${type.slice(0, 100)}`);
+      }
+    }
+    return sent;
+  }
+
+  /** Hands a message to its task, an old or a new one, and that to `run`, before any work on it begins. */
+  async #sent<T>(sent: Sent, context: CallContext, run: (live: LiveTask, isNew: boolean) => Promise<T>): Promise<T> {
+    const { message, configuration = {} } = sent;
+    const { from } = context;
+    const accepts = configuration.acceptedOutputModes ?? [];
+    const request = requestOf(context.id, message);
+    // The same request once more: it must not be begun twice.
+    const known = request && (await this.store.find(from, request));
+    const repeated = known && (await this.#open(known));
+    if (repeated) return this.#use(repeated, (live) => run(live, false));
+    if (message.taskId !== undefined) {
+      return this.#useOwn(message.taskId, from, async (live) => {
+        const { contextId } = live.record.task;
+        if ((message.contextId ?? contextId) !== contextId)
+          throw badField('message.contextId', 'is not that of the task');
+        await live.follow(message, accepts, request);
+        return run(live, true);
+      });
+    }
+    const contextId = message.contextId ?? `p-${toHex(this.#random(16))}`;
+    if (message.contextId !== undefined && !(await this.#mayJoin(contextId, from))) {
+      throw badField('message.contextId', 'is no room that this agent serves');
+    }
+    const timestamp = new Date(this.clock.now()).toISOString();
+    const status = { state: 'TASK_STATE_SUBMITTED' as const, timestamp };
+    const task = { id: await this.#mint(), contextId, status, history: [message] };
+    const record = { owner: from, task, requests: request ? [request] : [] };
+    await this.store.put(record);
+    const live = new LiveTask(this, record, false);
+    this.#live.set(task.id, live);
+    live.begin(message, accepts);
+    return this.#use(live, () => run(live, true));
+  }
+
+  /** An id that nobody has; with notes, one whose note is ours. */
+  async #mint(): Promise<string> {
+    for (;;) {
+      const id = this.newId();
+      const { notes } = this.#o;
+      if (!notes) return id;
+      try {
+        await a2aCreate(id, notes);
+        return id;
+      } catch (cause) {
+        if (TechnocoreError.is(cause) && cause.code === 'conflict') continue;
+        // A task needs no note.
+        this.#warn(id, 'TASK_STATE_SUBMITTED', cause);
+        return id;
+      }
+    }
+  }
+
+  async #mayJoin(contextId: string, from: string): Promise<boolean> {
+    if (!isName(contextId)) return false;
+    const { rooms } = this.#o;
+    if (!rooms || rooms.includes(contextId)) return true;
+    for (const { task } of await this.store.list(from)) if (task.contextId === contextId) return true;
+    return false;
+  }
+
+  async #send(params: unknown, context: CallContext, spelling: Spelling): Promise<Json> {
+    const sent = this.#checked(params, context, spelling);
+    const { configuration = {} } = sent;
+    return this.#sent(sent, context, async (live, isNew) => {
+      const { turns } = live;
+      if (isNew) this.#work(live);
+      const wanted = spelling.waitMs(configuration);
+      const release = wanted !== 0 && this.#waiting.take(context.from);
+      if (release) {
+        const said = context.meta[WAIT_META];
+        const most = Math.min(this.#o.waitMs ?? 20_000, typeof said === 'number' && said >= 0 ? said : Infinity);
+        await live.until(() => live.isSettled, wanted < 0 ? most : Math.min(wanted, most), context.signal);
+        release();
+      } else if (isNew) {
+        await live.until(() => live.isOver || live.turns > turns, BEGIN_MS, context.signal);
+        // A handler that has its answer ready answers those who do not wait as well.
+        for (let step = 0; step < AT_ONCE && !live.isOver; step++) await undefined;
+      }
+      live.show();
+      const { outcome } = live;
+      if (outcome?.error) throw outcome.error;
+      return spelling.item(
+        outcome?.message
+          ? { message: outcome.message }
+          : { task: shown(live.record.task, configuration.historyLength) },
+      );
+    });
+  }
+
+  // --- streams -------------------------------------------------------------------------------------------------
+
+  async *#stream(params: unknown, context: CallContext, spelling: Spelling): AsyncGenerator<Json, Json> {
+    this.#mayStream();
+    const sent = this.#checked(params, context, spelling);
+    const { historyLength } = sent.configuration ?? {};
+    return yield* this.#watched(context, spelling, historyLength, (run) =>
+      this.#sent(sent, context, async (live, isNew) => {
+        const watch = live.watch();
+        if (isNew) this.#work(live);
+        // Should it become a message alone, no task must have been shown.
+        void live.until(() => live.shown || live.isOver, UNSAID_MS, context.signal).then(() => live.show());
+        await run(watch);
+      }),
+    );
+  }
+
+  async *#subscribe(params: unknown, context: CallContext, spelling: Spelling): AsyncGenerator<Json, Json> {
+    this.#mayStream();
+    const { id, historyLength } = checkParams(isIdentified, params);
+    return yield* this.#watched(context, spelling, historyLength, (run) =>
+      this.#useOwn(id, context.from, (live) => {
+        if (isTerminal(live.state)) throw refusal('UNSUPPORTED_OPERATION', 'The task is over');
+        return run(live.watch());
+      }),
+    );
+  }
+
+  #mayStream(): void {
+    if (!this.#capabilities.streaming) throw refusal('UNSUPPORTED_OPERATION', 'Streaming is not supported');
+  }
+
+  /**
+   * What a watch brings, the last of it as the answer.
+   *
+   * @param within finds the watch, and keeps its task in use until the promise that it is given resolves
+   */
+  async *#watched(
+    { from, signal }: CallContext,
+    spelling: Spelling,
+    historyLength: number | undefined,
+    within: (run: (watch: Watch) => Promise<void>) => Promise<void>,
+  ): AsyncGenerator<Json, Json> {
+    const release = this.#streams.take(from);
+    if (!release) throw new RpcError(1002, 'Busy: too many streams', { retryAfterMs: 10_000 });
+    const over = new AbortController();
+    const ended = new Promise<void>((resolve) => over.signal.addEventListener('abort', () => resolve()));
+    let end: (() => void) | undefined;
+    try {
+      const watch = await new Promise<Watch>((resolve, reject) => {
+        within((found) => {
+          resolve(found);
+          return ended;
+        }).catch(reject);
+      });
+      const interrupted = new RpcError(1001, 'Interrupted: the stream ends here, and the task goes on');
+      end = () => {
+        watch.fail(interrupted);
+        watch.leave();
+      };
+      for (const stop of [signal, this.#closing.signal]) {
+        stop.addEventListener('abort', end);
+        if (stop.aborted) end();
+      }
+      this.clock.sleep(STREAM_MS, over.signal).then(end, () => {});
+      for (;;) {
+        const { item, isLast } = await watch.next();
+        const { task } = item;
+        const written = spelling.item(task ? { task: shown(task, historyLength) } : item);
+        if (isLast) return written;
+        yield written;
+      }
+    } finally {
+      release();
+      over.abort();
+      if (end) {
+        end();
+        for (const stop of [signal, this.#closing.signal]) stop.removeEventListener('abort', end);
+      }
+    }
+  }
+
+  // --- the rest ------------------------------------------------------------------------------------------------
+
+  async #get(params: unknown, { from }: CallContext, spelling: Spelling): Promise<Json> {
+    const { id, historyLength } = checkParams(isIdentified, params);
+    return spelling.task(shown((await this.#own(id, from)).task, historyLength));
+  }
+
+  async #cancel(params: unknown, { from }: CallContext, spelling: Spelling): Promise<Json> {
+    const { id } = checkParams(isIdentified, params);
+    return this.#useOwn(id, from, async (live) => {
+      await live.cancel();
+      return spelling.task(shown(live.record.task));
+    });
+  }
+
+  async #list(params: unknown, { from, id, limit }: CallContext): Promise<Json> {
+    const { contextId, status, pageSize = 50, pageToken, ...o } = checkParams(isListed, params);
+    const after = o.statusTimestampAfter === undefined ? Number.NEGATIVE_INFINITY : Date.parse(o.statusTimestampAfter);
+    const found: A2ATaskView[] = [];
+    for (const { task } of await this.store.list(from)) {
+      if (contextId && task.contextId !== contextId) continue;
+      if (status && task.status.state !== status) continue;
+      if (Date.parse(task.status.timestamp!) < after || this.#live.get(task.id)?.shown === false) continue;
+      found.push(task);
+    }
+    found.sort((a, b) => (placeOf(a) < placeOf(b) ? 1 : -1));
+    const place = pageToken ? placeIn(pageToken) : undefined;
+    let next = place === undefined ? 0 : found.findIndex((task) => placeOf(task) < place);
+    if (next < 0) next = found.length;
+    const tasks: A2ATaskView[] = [];
+    const page = (nextPageToken: string): Json => ({ tasks, nextPageToken, pageSize, totalSize: found.length });
+    // Each page goes into one frame, with the token to the next; what is too large for one goes alone.
+    let left = limit - encodeLong(rpcResult(id ?? null, page(found[0] ? tokenOf(found[0]) : ''))).length;
+    for (; next < found.length && tasks.length < pageSize; next++) {
+      const task = shown(found[next]!, o.historyLength, o.includeArtifacts === true);
+      const listed = o.includeArtifacts ? { ...task, artifacts: task.artifacts ?? [] } : task;
+      left -= encodeLong(listed).length + 1;
+      if (left < 0 && tasks.length > 0) break;
+      tasks.push(listed);
+    }
+    return page(next < found.length ? tokenOf(found[next - 1]!) : '');
+  }
+}
+
+/** What sorts tasks: when their states were published, then their ids. */
+const placeOf = ({ id, status }: A2ATaskView): string => `${status.timestamp} ${id}`;
+const tokenOf = (task: A2ATaskView): string => toBase64url(utf8(placeOf(task)));
+
+function placeIn(token: string): string {
+  const bytes = fromBase64url(token);
+  const place = bytes && fromUtf8(bytes);
+  if (!place || !/^\d{4}-[\d-]+T[\d:.]+Z ./.test(place)) throw badField('pageToken', 'is none that a list gave');
+  return place;
+}
+
+/** Whether a media type, or range of them, covers another. Parameters play no part; many cards say `text` for plain text. */
+function covers(mode: string, type: string): boolean {
+  const [range, one] = [mode === 'text' ? 'text/plain' : mode, type].map((text) =>
+    text.split(';', 1)[0]!.trim().toLowerCase(),
+  );
+  return range === one || range === '*/*' || (range!.endsWith('/*') && one!.startsWith(range!.slice(0, -1)));
+}
+
+/** A request, as far as one that is sent again is the same. */
+function requestOf(id: CallContext['id'], message: A2AMessage): string | undefined {
+  if (id === undefined || id === null) return undefined;
+  return toHex(sha256(utf8(encodeLong([id, message]))).subarray(0, 16));
+}
+
+/**
+ * An agent: its handler as the A2A methods of versions 1.0 and 0.3. Serve it like any other methods; together with others
+ * as `new Map([...methods, ...agent.methods])`.
+ *
+ * @param card what the agent offers: `skills`, `defaultInputModes` and `capabilities` count here
+ * @throws TechnocoreError `bad_card`: it offers what cannot be had
+ * @example
+ * ```ts
+ * const agent = a2aAgent(
+ *   async (message, task) => {
+ *     if (!task.continued) return task.ask('In which language?');
+ *     await task.update('working', 'reading');
+ *     await task.artifact({ name: 'summary', text: await summarise(a2aText(task.history[0]!), a2aText(message), task.signal) });
+ *   },
+ *   { name: 'Summaries', skills: [{ name: 'summarise' }] },
+ * );
+ * await serve('mb-p-summaries', signer, { methods: agent.methods });
+ * ```
+ */
+export function a2aAgent(handler: A2AHandler, card: Partial<A2ACardInfo> = {}, o: A2AAgentOptions = {}): A2AAgent {
+  return new Agent(handler, card, o);
+}

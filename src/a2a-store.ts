@@ -1,0 +1,269 @@
+/**
+ * Where an agent keeps its tasks: what is in the store is the record, whatever any note says. In memory, or in a file that
+ * outlives the process.
+ *
+ * @module
+ */
+import { type A2AStatus, type A2ATaskView, isInterrupted, isTerminal } from './a2a-types.ts';
+import type { Clock } from './clock.ts';
+import { systemClock } from './clock.ts';
+import { RpcError } from './errors.ts';
+import { encodeLong, isObject, type Json } from './frames.ts';
+import { Journal, type Journaled } from './journal.ts';
+
+/** A task as it is kept. Nobody changes one; what changed is another one of the same id. */
+export interface A2ARecord {
+  /** The key that the task belongs to: nobody else learns that it exists. */
+  readonly owner: string;
+  /** All of it: artifacts and history too. */
+  readonly task: A2ATaskView;
+  /** The requests it came from, so that one that is sent again finds its task instead of making another. */
+  readonly requests: readonly string[];
+}
+
+/** A store of tasks, for one agent at a time. */
+export interface A2AStore {
+  get(id: string): A2ARecord | undefined | Promise<A2ARecord | undefined>;
+  /** The id of the owner's task that came from a request. */
+  find(owner: string, request: string): string | undefined | Promise<string | undefined>;
+  /** The tasks of a key, in any order. */
+  list(owner: string): Iterable<A2ARecord> | Promise<Iterable<A2ARecord>>;
+  /**
+   * Keeps a task, or another state of it; durably, where the store is durable, once this resolves.
+   *
+   * @throws RpcError 1002 there is no room for one more
+   */
+  put(record: A2ARecord): void | Promise<void>;
+  remove(id: string): void | Promise<void>;
+  close?(): void | Promise<void>;
+}
+
+/** Bounds of a store. */
+export interface A2AStoreLimits {
+  /**
+   * Most tasks; default 65,536. One key can have a quarter. For a new task the oldest one that is over goes, or one that has
+   * waited for its caller for a day; when there is none, the new one is refused.
+   */
+  tasks?: number;
+  /** Most characters of all tasks, as JSON; default 64 Mi. One key can have a quarter. */
+  chars?: number;
+}
+
+/** What 1002 means here as everywhere: too much to do. */
+const BUSY = 1002;
+/** How long a task waits for its caller before it may go, ms. */
+const WAITS_MS = 86_400_000;
+
+interface Held {
+  readonly record: A2ARecord;
+  readonly chars: number;
+}
+
+/** What one key has: its tasks, those whose state is oldest first. */
+class Owned {
+  readonly tasks = new Map<string, Held>();
+  chars = 0;
+}
+
+/** The rules and bounds, in memory; the file store feeds its log through the same object. */
+class MemoryStore implements A2AStore {
+  readonly #tasks: number;
+  readonly #chars: number;
+  readonly #owners = new Map<string, Owned>();
+  readonly #ownerOf = new Map<string, string>();
+  readonly #requests = new Map<string, string>();
+  #total = 0;
+
+  constructor({ tasks = 65_536, chars = 1 << 26 }: A2AStoreLimits = {}) {
+    this.#tasks = tasks;
+    this.#chars = chars;
+  }
+
+  get(id: string): A2ARecord | undefined {
+    return this.#owners.get(this.#ownerOf.get(id) ?? '')?.tasks.get(id)?.record;
+  }
+
+  find(owner: string, request: string): string | undefined {
+    return this.#requests.get(keyOf(owner, request));
+  }
+
+  *list(owner: string): Iterable<A2ARecord> {
+    for (const { record } of this.#owners.get(owner)?.tasks.values() ?? []) yield record;
+  }
+
+  *all(): Iterable<A2ARecord> {
+    for (const { tasks } of this.#owners.values()) for (const { record } of tasks.values()) yield record;
+  }
+
+  put(record: A2ARecord): void | Promise<void> {
+    const old = this.#held(record);
+    this.#makeRoom(record, charsOf(record) - (old?.chars ?? 0), old ? 0 : 1);
+    this.keep(record);
+  }
+
+  /** {@link put} whatever the bounds say. */
+  protected keep(record: A2ARecord): void {
+    const { owner, task, requests } = record;
+    const old = this.#held(record);
+    const chars = charsOf(record);
+    let owned = this.#owners.get(owner);
+    if (!owned) this.#owners.set(owner, (owned = new Owned()));
+    // Set anew when its state is, so that the order is that of states.
+    if (old && old.record.task.status !== task.status) owned.tasks.delete(task.id);
+    owned.tasks.set(task.id, { record, chars });
+    owned.chars += chars - (old?.chars ?? 0);
+    this.#total += chars - (old?.chars ?? 0);
+    this.#ownerOf.set(task.id, owner);
+    for (const request of old?.record.requests ?? []) this.#requests.delete(keyOf(owner, request));
+    for (const request of requests) this.#requests.set(keyOf(owner, request), task.id);
+  }
+
+  #held({ owner, task }: A2ARecord): Held | undefined {
+    return this.#owners.get(owner)?.tasks.get(task.id);
+  }
+
+  #makeRoom({ owner, task }: A2ARecord, chars: number, tasks: number): void {
+    // What is over may go at once, and ends best with its end told.
+    if ((chars <= 0 || isTerminal(task.status.state)) && tasks === 0) return;
+    const now = Date.parse(task.status.timestamp ?? '');
+    for (;;) {
+      const mine = this.#owners.get(owner) ?? new Owned();
+      const isCrowded = mine.tasks.size + tasks > this.#tasks / 4 || mine.chars + chars > this.#chars / 4;
+      const isFull = this.#ownerOf.size + tasks > this.#tasks || this.#total + chars > this.#chars;
+      if (!isCrowded && !isFull) return;
+      const victim = isCrowded ? this.#oldest(mine, task.id, now) : this.#oldestOfAll(task.id, now);
+      if (victim === undefined)
+        throw new RpcError(BUSY, 'Busy: there is no room for more tasks', { retryAfterMs: 60_000 });
+      void this.remove(victim);
+    }
+  }
+
+  /** The task that may go first; `except` is the one that room is made for. */
+  #oldest({ tasks }: Owned, except: string, now: number): string | undefined {
+    for (const [id, { record }] of tasks) if (id !== except && mayGo(record.task.status, now)) return id;
+    return undefined;
+  }
+
+  /** Of the key that has most, if it has such a task: so a flood drives out itself. */
+  #oldestOfAll(except: string, now: number): string | undefined {
+    let most = new Owned();
+    for (const owned of this.#owners.values()) if (owned.tasks.size > most.tasks.size) most = owned;
+    for (const owned of [most, ...this.#owners.values()]) {
+      const victim = this.#oldest(owned, except, now);
+      if (victim !== undefined) return victim;
+    }
+    return undefined;
+  }
+
+  remove(id: string): void | Promise<void> {
+    const owner = this.#ownerOf.get(id);
+    if (owner === undefined) return;
+    const owned = this.#owners.get(owner)!;
+    const { record, chars } = owned.tasks.get(id)!;
+    owned.tasks.delete(id);
+    owned.chars -= chars;
+    this.#total -= chars;
+    if (owned.tasks.size === 0) this.#owners.delete(owner);
+    this.#ownerOf.delete(id);
+    for (const request of record.requests) this.#requests.delete(keyOf(owner, request));
+  }
+}
+
+const keyOf = (owner: string, request: string): string => JSON.stringify([owner, request]);
+const charsOf = ({ task, requests }: A2ARecord): number => encodeLong([task, [...requests]]).length;
+
+function mayGo({ state, timestamp }: A2AStatus, now: number): boolean {
+  return isTerminal(state) || (isInterrupted(state) && now - Date.parse(timestamp ?? '') > WAITS_MS);
+}
+
+/** A store that lives as long as the process. */
+export function a2aMemoryStore(limits?: A2AStoreLimits): A2AStore {
+  return new MemoryStore(limits);
+}
+
+// --- in a file ---------------------------------------------------------------------------------------------------
+
+/** What the caller of a task reads whose agent died in the middle of it. */
+const INTERRUPTED = 'The agent was interrupted in the middle of this. Send a message to go on, or cancel the task.';
+
+class FileStore extends MemoryStore implements Journaled {
+  readonly what = 'store of A2A tasks';
+  readonly header = '["technocore-a2a",1]';
+  readonly damage = {
+    code: 'bad_store',
+    meaning: 'the tasks in it are unknown; it was left as it is. Mend it, or move it away to begin with none',
+  };
+  #journal: Journal | undefined;
+
+  static async open(path: string, limits: A2AStoreLimits | undefined, clock: Clock): Promise<FileStore> {
+    const store = new FileStore(limits);
+    const journal = await Journal.openFile(store, path, clock);
+    const timestamp = new Date(clock.now()).toISOString();
+    for (const { task, ...rest } of [...store.all()]) {
+      const { state, message } = task.status;
+      if (isTerminal(state) || isInterrupted(state)) continue;
+      const said = {
+        messageId: `${task.id}.interrupted.${clock.now()}`,
+        role: 'ROLE_AGENT' as const,
+        parts: [{ text: INTERRUPTED }],
+        taskId: task.id,
+        ...(task.contextId !== undefined && { contextId: task.contextId }),
+      };
+      const history = [...(task.history ?? []), ...(message ? [message] : [])];
+      const status = { state: 'TASK_STATE_INPUT_REQUIRED' as const, message: said, timestamp };
+      const record = { ...rest, task: { ...task, status, history } };
+      // What is on disk says as much: read again, it is recovered again.
+      store.keep(record);
+      journal.add(lineOf(record));
+    }
+    store.#journal = journal;
+    return store;
+  }
+
+  restore(line: unknown): boolean {
+    if (typeof line === 'string') super.remove(line);
+    else if (isRecord(line)) this.keep(line);
+    else return false;
+    return true;
+  }
+
+  lines(): string {
+    return [...this.all()].map((record) => `${encodeLong(lineOf(record))}\n`).join('');
+  }
+
+  override async put(record: A2ARecord): Promise<void> {
+    this.#journal?.check();
+    super.put(record);
+    await this.#journal?.write(lineOf(record));
+  }
+
+  // The line goes to disk with the next one. Without it the task is there once more, and goes once more.
+  override remove(id: string): void {
+    super.remove(id);
+    this.#journal?.add(id);
+  }
+
+  async close(): Promise<void> {
+    await this.#journal?.close();
+  }
+}
+
+const lineOf = ({ owner, task, requests }: A2ARecord): Json => ({ owner, task, requests: [...requests] });
+
+function isRecord(line: unknown): line is A2ARecord {
+  if (!isObject(line) || typeof line['owner'] !== 'string' || !Array.isArray(line['requests'])) return false;
+  const { task } = line;
+  return isObject(task) && typeof task['id'] === 'string' && isObject(task['status']);
+}
+
+/**
+ * A store in a file, for one agent at a time. After a restart the tasks are there; those that were running are interrupted:
+ * they wait for their callers, with a message that says so. Close it when the agent has ended.
+ *
+ * @param path made when it is not there; its directory must be
+ * @throws TechnocoreError `bad_store`: the file is something else, or damaged; it is left as it is
+ * @throws Unavailable another process has it, or the file system refuses, or there is none
+ */
+export function a2aFileStore(path: string, limits?: A2AStoreLimits, clock: Clock = systemClock): Promise<A2AStore> {
+  return FileStore.open(path, limits, clock);
+}

@@ -1,0 +1,538 @@
+/**
+ * One task while it is worked on: its messages take turns, each change is stored before anybody sees it, and whoever
+ * waits or watches is told.
+ *
+ * @module
+ */
+import type { A2ARecord, A2AStore } from './a2a-store.ts';
+import {
+  type A2AArtifact,
+  type A2AItem,
+  type A2AMessage,
+  type A2APart,
+  type A2AState,
+  type A2ATaskView,
+  checkMove,
+  checkValue,
+  compact,
+  isArtifact,
+  isInterrupted,
+  isList,
+  isPart,
+  isTerminal,
+  refusal,
+  stateOf,
+} from './a2a-types.ts';
+import type { Clock } from './clock.ts';
+import type { JsonObject } from './dispatch.ts';
+import { BadState, RpcError, TechnocoreError } from './errors.ts';
+import { isObject } from './frames.ts';
+import type { Workers } from './workers.ts';
+
+// --- what a handler is given -------------------------------------------------------------------------------------
+
+/** What an agent says: a text, or parts. */
+export type A2ASaid = string | A2APart[];
+
+/** An artifact as a handler makes one. */
+export interface A2AMade {
+  /** Of parts or a text there must be one. */
+  parts?: A2APart[];
+  text?: string;
+  name?: string;
+  description?: string;
+  /** Default: a new one. With that of an earlier artifact of the task: it takes its place. */
+  artifactId?: string;
+  /** Adds to the artifact of that id instead. */
+  append?: boolean;
+  /** Said of the last addition. */
+  lastChunk?: boolean;
+  metadata?: JsonObject;
+}
+
+/** The task that a handler works on. What it publishes after the task is over is refused with BadState. */
+export interface A2ATask {
+  readonly id: string;
+  readonly contextId: string;
+  /** The DID of the caller; `''` for one in this process. */
+  readonly from: string;
+  /** All that was said, the message in hand included. */
+  readonly history: readonly A2AMessage[];
+  /** Media types that the caller can do with; empty: he did not say. */
+  readonly accepts: readonly string[];
+  /** Aborts when the caller cancels the task, or the agent closes. */
+  readonly signal: AbortSignal;
+  /** Whether the message continues a task: it answers a question, or adds to what is being done. */
+  readonly continued: boolean;
+  /** Publishes a state, in either spelling, and something to say with it. Resolves once it is stored. @throws BadState */
+  update(state: string, said?: A2ASaid): Promise<void>;
+  /** Publishes a result, or a piece of one. @returns its id */
+  artifact(made: A2AMade): Promise<string>;
+  /** Asks the caller something. Return after it: the answer begins the next turn. */
+  ask(said: A2ASaid): Promise<void>;
+  /** Refuses the task. */
+  reject(said?: A2ASaid): Promise<void>;
+}
+
+/** What a handler may return, and yield if it is a generator. */
+export type A2AReply = string | { parts: A2APart[]; metadata?: JsonObject } | undefined;
+export type A2AYield = string | A2AMade | { state: string; said?: A2ASaid };
+
+/**
+ * Works on a message. What it returns is a direct answer when nothing else was done; otherwise the last words of the task,
+ * which is then completed. An async generator's texts are states of the work, its objects artifacts or states.
+ */
+export type A2AHandler = (
+  message: A2AMessage,
+  task: A2ATask,
+  // biome-ignore lint/suspicious/noConfusingVoidType: a handler without a return statement is one
+) => Promise<A2AReply | void> | AsyncGenerator<A2AYield, A2AReply | void> | A2AReply | void;
+
+// --- the task ----------------------------------------------------------------------------------------------------
+
+/** Messages of a task that are remembered, and that wait for a turn. */
+const MAX_HISTORY = 256;
+const MAX_WAITING = 16;
+/** Requests of a task that are remembered. */
+const MAX_REQUESTS = 32;
+/** Items that a slow stream may be behind. */
+const MAX_BEHIND = 256;
+
+/** What all tasks of an agent have in common. */
+export interface Shop {
+  readonly store: A2AStore;
+  readonly clock: Clock;
+  readonly handler: A2AHandler;
+  readonly workers: Workers;
+  newId(): string;
+  /** A handler, or the store, failed. */
+  onError(error: unknown, taskId: string): void;
+  /** A task moved, and that is stored. */
+  onMove(id: string, from: A2AState, to: A2AState): void;
+}
+
+interface Waiting {
+  readonly message: A2AMessage;
+  readonly accepts: readonly string[];
+  readonly continued: boolean;
+}
+
+/** A message from the agent's side. */
+function messageOf(said: A2ASaid | { parts: A2APart[] }, id: string, metadata?: JsonObject): A2AMessage {
+  const parts = typeof said === 'string' ? [{ text: said }] : Array.isArray(said) ? said : said.parts;
+  const checked = checkValue(isList(isPart, 1), parts, 'parts', 'bad_message');
+  return compact({ messageId: id, role: 'ROLE_AGENT' as const, parts: checked, metadata }) as A2AMessage;
+}
+
+/** The history of a task that is about to say something else. */
+function heard({ history = [], status }: A2ATaskView): A2AMessage[] {
+  return status.message ? [...history, status.message].slice(-MAX_HISTORY) : history;
+}
+
+export class LiveTask {
+  readonly shop: Shop;
+  readonly abort: AbortController = new AbortController();
+  record: A2ARecord;
+  /** Whether the caller may have seen the task. A message alone may still answer what he has not. */
+  shown: boolean;
+  /** Set when the request had no task for an answer after all. */
+  outcome: { message: A2AMessage; error?: never } | { error: RpcError; message?: never } | undefined;
+  /** Calls that use it. */
+  users = 0;
+  /** Turns begun. */
+  turns = 0;
+  readonly #queue: Waiting[] = [];
+  #working = false;
+  #last: Promise<unknown> = Promise.resolve();
+  readonly #waiters = new Set<() => void>();
+  readonly #watches = new Set<Watch>();
+
+  constructor(shop: Shop, record: A2ARecord, shown: boolean) {
+    this.shop = shop;
+    this.record = record;
+    this.shown = shown;
+  }
+
+  get state(): A2AState {
+    return this.record.task.status.state;
+  }
+
+  /** Nothing will change any more. */
+  get isOver(): boolean {
+    return this.outcome !== undefined || isTerminal(this.state);
+  }
+
+  /** Nothing will change until the caller does something. */
+  get isSettled(): boolean {
+    return this.isOver || (isInterrupted(this.state) && this.#queue.length === 0);
+  }
+
+  get isIdle(): boolean {
+    return this.users === 0 && !this.#working;
+  }
+
+  // --- changes -------------------------------------------------------------------------------------------------
+
+  /**
+   * Changes the task, one change after the other, and tells those who watch once it is stored.
+   *
+   * @param next makes the task after the change; what it throws leaves everything as it was
+   * @param o `event`: what is told beside a new status; `show`: whether the caller learns of the task by it, default true;
+   *   `request`: to remember; `after`: what goes with it, once it is stored
+   */
+  change(
+    next: (task: A2ATaskView) => A2ATaskView,
+    o: { event?: A2AItem; show?: boolean; request?: string | undefined; after?: () => void } = {},
+  ): Promise<void> {
+    const done = this.#last.then(async () => {
+      const { task: before, owner, requests } = this.record;
+      if (this.outcome) throw this.#over();
+      const task = next(before);
+      if (o.show !== false) this.show();
+      const record = { owner, task, requests: o.request ? [...requests, o.request].slice(-MAX_REQUESTS) : requests };
+      await this.shop.store.put(record);
+      this.record = record;
+      o.after?.();
+      const { id, contextId = '', status } = task;
+      if (before.status.state !== status.state) this.shop.onMove(id, before.status.state, status.state);
+      if (o.event) this.#tell(o.event);
+      if (before.status !== status) this.#tell({ statusUpdate: { taskId: id, contextId, status } });
+      this.#stir();
+    });
+    this.#last = done.catch(() => {});
+    return done;
+  }
+
+  #over(): BadState {
+    return new BadState(this.state, this.state, 'the task is over');
+  }
+
+  /** The task in another state. @throws BadState */
+  #moved(task: A2ATaskView, state: A2AState, message?: A2AMessage): A2ATaskView {
+    checkMove(task.status.state, state);
+    const timestamp = new Date(this.shop.clock.now()).toISOString();
+    return { ...task, status: compact({ state, message, timestamp }), history: heard(task) };
+  }
+
+  /** Moves the task. @throws BadState */
+  move(state: A2AState, message?: A2AMessage): Promise<void> {
+    return this.change((task) => this.#moved(task, state, message));
+  }
+
+  async publish(made: A2AMade): Promise<string> {
+    const { append, lastChunk, text, parts, artifactId = this.shop.newId(), ...rest } = made;
+    const given = { artifactId, parts: parts ?? (text === undefined ? undefined : [{ text }]), ...compact(rest) };
+    const artifact = checkValue(isArtifact, given, 'artifact', 'bad_artifact');
+    const { id: taskId, contextId = '' } = this.record.task;
+    await this.change(
+      (task) => {
+        if (isTerminal(task.status.state)) throw this.#over();
+        const artifacts = task.artifacts ?? [];
+        const old = artifacts.find((one) => one.artifactId === artifactId);
+        const next: A2AArtifact =
+          old && append ? { ...old, ...artifact, parts: [...old.parts, ...artifact.parts] } : artifact;
+        return { ...task, artifacts: old ? artifacts.map((one) => (one === old ? next : one)) : [...artifacts, next] };
+      },
+      { event: { artifactUpdate: compact({ taskId, contextId, artifact, append, lastChunk }) } },
+    );
+    return artifactId;
+  }
+
+  /** Lets the caller see the task as it is: from now on the request has a task for its answer. */
+  show(): void {
+    if (this.shown || this.outcome) return;
+    this.shown = true;
+    this.#tell({ task: this.record.task });
+    this.#stir();
+  }
+
+  // --- messages ------------------------------------------------------------------------------------------------
+
+  /** The first message, which is in the record already. Work begins with {@link work}. */
+  begin(message: A2AMessage, accepts: readonly string[]): void {
+    this.#queue.push({ message, accepts, continued: false });
+  }
+
+  /**
+   * Takes one more message.
+   *
+   * @throws RpcError -32004 the task is over; 1002 too many messages wait
+   */
+  async follow(message: A2AMessage, accepts: readonly string[], request: string | undefined): Promise<void> {
+    await this.change(
+      (task) => {
+        const { state } = task.status;
+        if (isTerminal(state)) throw refusal('UNSUPPORTED_OPERATION', 'The task is over and takes no more messages');
+        if (this.#queue.length >= MAX_WAITING)
+          throw new RpcError(1002, 'Busy: many messages wait', { retryAfterMs: 5000 });
+        // A question is answered, even if all hands are busy.
+        const next = isInterrupted(state) ? this.#moved(task, 'TASK_STATE_WORKING') : task;
+        return { ...next, history: [...(next.history ?? []), message].slice(-MAX_HISTORY) };
+      },
+      { request, after: () => this.#queue.push({ message, accepts, continued: true }) },
+    );
+  }
+
+  /** Works until no message waits. */
+  async work(): Promise<void> {
+    if (this.#working) return;
+    this.#working = true;
+    try {
+      while (this.#queue.length > 0 && !this.isOver && !this.abort.signal.aborted) {
+        const release = await this.shop.workers.enter(this.record.owner);
+        try {
+          await this.#turn();
+        } finally {
+          release?.();
+        }
+      }
+    } catch (error) {
+      this.shop.onError(error, this.record.task.id);
+    } finally {
+      this.#working = false;
+      this.#stir();
+    }
+  }
+
+  async #turn(): Promise<void> {
+    const waiting = this.#queue[0];
+    if (!waiting || this.isOver || this.abort.signal.aborted) return;
+    // Whoever waits for the answer sees it work; that alone does not make it a task.
+    if (this.state !== 'TASK_STATE_WORKING') {
+      await this.change((task) => (this.isOver ? task : this.#moved(task, 'TASK_STATE_WORKING')), { show: false });
+    }
+    if (this.isOver) return;
+    this.#queue.shift();
+    const turn = new Turn(this, waiting);
+    try {
+      const running = turn.run();
+      this.turns++;
+      this.#stir();
+      const reply = await running;
+      await this.#replied(reply, waiting.continued);
+    } catch (error) {
+      await this.#failed(error, waiting.continued);
+    } finally {
+      turn.isOver = true;
+    }
+  }
+
+  /** Whether a message, or an error, may still be all there is to answer. */
+  #isBare(continued: boolean): boolean {
+    return !continued && !this.shown && this.#queue.length === 0;
+  }
+
+  // biome-ignore lint/suspicious/noConfusingVoidType: what a handler returns
+  async #replied(reply: A2AReply | void, continued: boolean): Promise<void> {
+    if (this.isOver) return;
+    const { contextId } = this.record.task;
+    const metadata = typeof reply === 'object' ? reply.metadata : undefined;
+    const message = reply === undefined ? undefined : messageOf(reply, this.shop.newId(), metadata);
+    if (message && this.#isBare(continued)) {
+      return this.#end({ message: compact({ ...message, contextId }) as A2AMessage });
+    }
+    await this.change((task) => {
+      const { state } = task.status;
+      if (isTerminal(state) || (isInterrupted(state) && this.#queue.length === 0)) return task;
+      if (this.#queue.length === 0) return this.#moved(task, 'TASK_STATE_COMPLETED', message);
+      return message ? this.#moved(task, 'TASK_STATE_WORKING', message) : task;
+    });
+  }
+
+  async #failed(error: unknown, continued: boolean): Promise<void> {
+    // Of what was called off nobody expects more.
+    if (this.isOver || this.abort.signal.aborted) return;
+    const isSaid = TechnocoreError.is(error) && error.code === 'rpc';
+    if (isSaid && this.#isBare(continued)) return this.#end({ error: error as RpcError });
+    if (!isSaid) this.shop.onError(error, this.record.task.id);
+    const text = isSaid ? (error as RpcError).rpc.message : 'Internal error';
+    await this.move('TASK_STATE_FAILED', messageOf(text || 'Failed', this.shop.newId()));
+  }
+
+  async #end(outcome: NonNullable<LiveTask['outcome']>): Promise<void> {
+    this.outcome = outcome;
+    this.shop.onMove(this.record.task.id, this.state, outcome.message ? 'TASK_STATE_COMPLETED' : 'TASK_STATE_FAILED');
+    for (const watch of this.#watches) watch.end(outcome);
+    await this.shop.store.remove(this.record.task.id);
+    this.#stir();
+  }
+
+  /** @throws RpcError -32002 it ended otherwise */
+  async cancel(): Promise<void> {
+    await this.change((task) => {
+      if (task.status.state === 'TASK_STATE_CANCELED') return task;
+      if (isTerminal(task.status.state)) throw refusal('TASK_NOT_CANCELABLE');
+      return this.#moved(task, 'TASK_STATE_CANCELED');
+    });
+    this.abort.abort(new TechnocoreError('canceled', 'the caller canceled the task'));
+  }
+
+  /** Calls off what is worked on, and leaves the task as it is. */
+  close(reason: unknown): void {
+    this.abort.abort(reason);
+    this.#stir();
+  }
+
+  // --- waiting and watching ------------------------------------------------------------------------------------
+
+  /** Resolves once `is` is true, or after `ms`, or when the signal aborts. */
+  until(is: () => boolean, ms: number, signal: AbortSignal): Promise<void> {
+    if (is() || ms <= 0 || signal.aborted) return Promise.resolve();
+    return new Promise((resolve) => {
+      const timer = new AbortController();
+      const done = (): void => {
+        timer.abort();
+        signal.removeEventListener('abort', done);
+        this.#waiters.delete(look);
+        resolve();
+      };
+      const look = (): void => {
+        if (is() || this.abort.signal.aborted) done();
+      };
+      this.#waiters.add(look);
+      signal.addEventListener('abort', done);
+      this.shop.clock.sleep(ms, timer.signal).then(done, () => {});
+    });
+  }
+
+  #stir(): void {
+    for (const look of [...this.#waiters]) look();
+  }
+
+  #tell(item: A2AItem): void {
+    if (this.shown) for (const watch of this.#watches) watch.push(item, this.isSettled);
+  }
+
+  /** Watches the task: first as it is, if it can be seen, then what happens to it. */
+  watch(): Watch {
+    const watch = new Watch(() => this.#watches.delete(watch));
+    if (this.outcome) watch.end(this.outcome);
+    else if (this.shown) watch.push({ task: this.record.task }, this.isSettled);
+    this.#watches.add(watch);
+    return watch;
+  }
+}
+
+/** What somebody who watches a task has not taken yet. */
+export class Watch {
+  readonly #items: { item: A2AItem; isLast: boolean }[] = [];
+  #error: unknown;
+  #wake: (() => void) | undefined;
+  readonly #leave: () => void;
+
+  constructor(leave: () => void) {
+    this.#leave = leave;
+  }
+
+  push(item: A2AItem, isLast: boolean): void {
+    if (this.#items.length < MAX_BEHIND) this.#items.push({ item, isLast });
+    else this.#error ??= new RpcError(1002, 'Busy: the stream is too far behind', { retryAfterMs: 0 });
+    this.#wake?.();
+  }
+
+  end(outcome: NonNullable<LiveTask['outcome']>): void {
+    if (outcome.message) this.push({ message: outcome.message }, true);
+    else this.fail(outcome.error);
+  }
+
+  fail(error: unknown): void {
+    this.#error ??= error;
+    this.#wake?.();
+  }
+
+  /** The next item; waits for it. @throws what ended the watch, after all items that came before */
+  async next(): Promise<{ item: A2AItem; isLast: boolean }> {
+    for (;;) {
+      const next = this.#items.shift();
+      if (next) return next;
+      if (this.#error !== undefined) throw this.#error;
+      await new Promise<void>((resolve) => {
+        this.#wake = resolve;
+      });
+    }
+  }
+
+  leave(): void {
+    this.#leave();
+  }
+}
+
+/** One message at work. */
+class Turn implements A2ATask {
+  readonly #task: LiveTask;
+  readonly #waiting: Waiting;
+  isOver = false;
+
+  constructor(task: LiveTask, waiting: Waiting) {
+    this.#task = task;
+    this.#waiting = waiting;
+  }
+
+  get id(): string {
+    return this.#task.record.task.id;
+  }
+  get contextId(): string {
+    return this.#task.record.task.contextId ?? '';
+  }
+  get from(): string {
+    return this.#task.record.owner;
+  }
+  get history(): readonly A2AMessage[] {
+    return this.#task.record.task.history ?? [];
+  }
+  get accepts(): readonly string[] {
+    return this.#waiting.accepts;
+  }
+  get continued(): boolean {
+    return this.#waiting.continued;
+  }
+  get signal(): AbortSignal {
+    return this.#task.abort.signal;
+  }
+
+  // biome-ignore lint/suspicious/noConfusingVoidType: what a handler returns
+  async run(): Promise<A2AReply | void> {
+    const returned = this.#task.shop.handler(this.#waiting.message, this);
+    if (!isGenerator(returned)) return returned as Promise<A2AReply>;
+    try {
+      for (;;) {
+        const { value, done } = await returned.next();
+        if (done) return value;
+        if (typeof value === 'string') await this.update('TASK_STATE_WORKING', value);
+        else if ('state' in value) await this.update(value.state, value.said);
+        else await this.artifact(value);
+      }
+    } finally {
+      await returned.return(undefined);
+    }
+  }
+
+  #check(): void {
+    this.signal.throwIfAborted();
+    if (this.isOver) throw new BadState(this.#task.state, this.#task.state, 'the turn is over');
+  }
+
+  async update(state: string, said?: A2ASaid): Promise<void> {
+    this.#check();
+    const to = stateOf(state);
+    if (!to) throw new BadState(this.#task.state, state);
+    await this.#task.move(to, said === undefined ? undefined : messageOf(said, this.#task.shop.newId()));
+  }
+
+  async artifact(made: A2AMade): Promise<string> {
+    this.#check();
+    return this.#task.publish(made);
+  }
+
+  ask(said: A2ASaid): Promise<void> {
+    return this.update('TASK_STATE_INPUT_REQUIRED', said);
+  }
+
+  reject(said?: A2ASaid): Promise<void> {
+    return this.update('TASK_STATE_REJECTED', said);
+  }
+}
+
+function isGenerator(value: unknown): value is AsyncGenerator<A2AYield, A2AReply> {
+  return isObject(value) && Symbol.asyncIterator in value && typeof value['next'] === 'function';
+}

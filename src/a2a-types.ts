@@ -1,0 +1,413 @@
+/**
+ * The words of A2A: states, messages, parts, artifacts and tasks as version 1.0 writes them, the checks that strangers'
+ * objects pass before anything is done with them, the other spelling of version 0.3, and the errors.
+ *
+ * @module
+ */
+import { badParams, type JsonObject } from './dispatch.ts';
+import { BadState, RpcError, TechnocoreError } from './errors.ts';
+import { isObject, type Json } from './frames.ts';
+
+/** Member of `params._meta` that says how long the caller waits for an answer, ms. */
+export const WAIT_META = 'chat.technocore/waitMs';
+
+// --- states ------------------------------------------------------------------------------------------------------
+
+/** The state of a task. */
+export type A2AState =
+  | 'TASK_STATE_SUBMITTED'
+  | 'TASK_STATE_WORKING'
+  | 'TASK_STATE_INPUT_REQUIRED'
+  | 'TASK_STATE_AUTH_REQUIRED'
+  | 'TASK_STATE_COMPLETED'
+  | 'TASK_STATE_FAILED'
+  | 'TASK_STATE_CANCELED'
+  | 'TASK_STATE_REJECTED';
+
+const PREFIX = 'TASK_STATE_';
+const RUNNING = ['TASK_STATE_SUBMITTED', 'TASK_STATE_WORKING'];
+const INTERRUPTED = ['TASK_STATE_INPUT_REQUIRED', 'TASK_STATE_AUTH_REQUIRED'];
+const TERMINAL = ['TASK_STATE_COMPLETED', 'TASK_STATE_FAILED', 'TASK_STATE_CANCELED', 'TASK_STATE_REJECTED'];
+const STATES: ReadonlySet<unknown> = new Set([...RUNNING, ...INTERRUPTED, ...TERMINAL]);
+
+/** True for a state that never changes again. */
+export const isTerminal = (state: A2AState): boolean => TERMINAL.includes(state);
+/** True for a state in which the agent waits for the caller. */
+export const isInterrupted = (state: A2AState): boolean => INTERRUPTED.includes(state);
+
+/** The word of version 0.3 for a state: `working`, `input-required`. */
+export const wordOf = (state: A2AState): string => state.slice(PREFIX.length).toLowerCase().replace('_', '-');
+
+/** The state that a text names in either spelling; undefined when it names none. */
+export function stateOf(text: unknown): A2AState | undefined {
+  if (STATES.has(text)) return text as A2AState;
+  const state = `${PREFIX}${String(text).toUpperCase().replace('-', '_')}`;
+  return STATES.has(state) && wordOf(state as A2AState) === text ? (state as A2AState) : undefined;
+}
+
+/**
+ * The two states of a move, given in either spelling. What is terminal stays so, and nothing is submitted twice; the rest
+ * is up to the agent.
+ *
+ * @throws BadState no state, or no way from one to the other
+ */
+export function checkMove(from: string, to: string): { from: A2AState; to: A2AState } {
+  const [before, after] = [stateOf(from), stateOf(to)];
+  if (!before || !after || isTerminal(before) || after === 'TASK_STATE_SUBMITTED') throw new BadState(from, to);
+  return { from: before, to: after };
+}
+
+// --- objects -----------------------------------------------------------------------------------------------------
+
+/** A piece of content: exactly one of `text`, `raw` (base64), `url` and `data`. */
+export type A2APart = {
+  text?: string;
+  raw?: string;
+  url?: string;
+  data?: Json;
+  filename?: string;
+  mediaType?: string;
+  metadata?: JsonObject;
+};
+
+export type A2AMessage = {
+  /** Made by the sender. */
+  messageId: string;
+  role: 'ROLE_USER' | 'ROLE_AGENT';
+  parts: A2APart[];
+  contextId?: string;
+  taskId?: string;
+  referenceTaskIds?: string[];
+  extensions?: string[];
+  metadata?: JsonObject;
+};
+
+/** What a task made. */
+export type A2AArtifact = {
+  artifactId: string;
+  parts: A2APart[];
+  name?: string;
+  description?: string;
+  extensions?: string[];
+  metadata?: JsonObject;
+};
+
+export type A2AStatus = {
+  state: A2AState;
+  message?: A2AMessage;
+  /** ISO 8601, UTC. */
+  timestamp?: string;
+};
+
+/** A task as its agent shows it: what the specification calls Task. */
+export type A2ATaskView = {
+  id: string;
+  contextId?: string;
+  status: A2AStatus;
+  artifacts?: A2AArtifact[];
+  history?: A2AMessage[];
+  metadata?: JsonObject;
+};
+
+/** One item of a stream; exactly one member is there. A task or a message alone is also what a send is answered with. */
+export type A2AItem = {
+  task?: A2ATaskView;
+  message?: A2AMessage;
+  statusUpdate?: { taskId: string; contextId: string; status: A2AStatus; metadata?: JsonObject };
+  artifactUpdate?: {
+    taskId: string;
+    contextId: string;
+    artifact: A2AArtifact;
+    /** Whether the parts continue those of the artifact of that id. */
+    append?: boolean;
+    lastChunk?: boolean;
+    metadata?: JsonObject;
+  };
+};
+
+/** The text of a message or an artifact: its text parts, one after the other. */
+export function a2aText(holder: { parts: A2APart[] }): string {
+  return holder.parts.map(({ text }) => text ?? '').join('');
+}
+
+// --- checks ------------------------------------------------------------------------------------------------------
+
+/** Something at `at` is not as it must be. */
+class Misfit extends Error {
+  readonly at: string;
+  readonly why: string;
+  constructor(at: string, why: string) {
+    super(`${at}: ${why}`);
+    this.at = at;
+    this.why = why;
+  }
+}
+
+/** Takes a stranger's value to pieces and returns what is known of it, checked. */
+export type Check<T> = (value: unknown, at: string) => T;
+
+const expect =
+  <T>(is: (value: unknown) => boolean, what: string): Check<T> =>
+  (value, at) => {
+    if (!is(value)) throw new Misfit(at, `must be ${what}`);
+    return value as T;
+  };
+
+export const isText: Check<string> = expect((v) => typeof v === 'string' && v !== '', 'a text that is not empty');
+export const isAnyText: Check<string> = expect((v) => typeof v === 'string', 'a text');
+export const isFlag: Check<boolean> = expect((v) => typeof v === 'boolean', 'true or false');
+export const isMap: Check<JsonObject> = expect(isObject, 'an object');
+export const isState: Check<A2AState> = expect((v) => STATES.has(v), 'a task state');
+export const isTime: Check<string> = expect(
+  (v) => typeof v === 'string' && /^\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)$/.test(v) && !Number.isNaN(Date.parse(v)),
+  'an ISO 8601 time',
+);
+export const isCount = (min: number, max: number): Check<number> =>
+  expect(
+    (v) => Number.isInteger(v) && (v as number) >= min && (v as number) <= max,
+    `an integer from ${min} to ${max}`,
+  );
+const isBase64: Check<string> = expect((v) => typeof v === 'string' && /^[\w+/-]*={0,2}$/.test(v), 'base64');
+const isValue: Check<Json> = (value) => value as Json;
+const isWord = <T extends string>(...words: T[]): Check<T> =>
+  expect((v) => words.includes(v as T), words.map((word) => JSON.stringify(word)).join(' or '));
+
+export const isList =
+  <T>(item: Check<T>, min = 0): Check<T[]> =>
+  (value, at) => {
+    if (!Array.isArray(value) || value.length < min)
+      throw new Misfit(at, `must be a list${min ? ' that is not empty' : ''}`);
+    return value.map((one, i) => item(one, `${at}[${i}]`));
+  };
+
+/** An object of which only the members named are known. As in ProtoJSON, null is absent and what is unknown is left out. */
+export const isShaped =
+  <T>(required: Record<string, Check<unknown>>, optional: Record<string, Check<unknown>> = {}): Check<T> =>
+  (value, at) => {
+    const given = isMap(value, at);
+    const known: Record<string, unknown> = {};
+    const take = (name: string, check: Check<unknown>): void => {
+      known[name] = check(given[name], at === '' ? name : `${at}.${name}`);
+    };
+    for (const name in required) take(name, required[name]!);
+    for (const name in optional) {
+      if (given[name] !== undefined && given[name] !== null) take(name, optional[name]!);
+    }
+    return known as T;
+  };
+
+const CONTENT = { text: isAnyText, raw: isBase64, url: isText, data: isValue };
+
+export const isPart: Check<A2APart> = (value, at) => {
+  const given = isMap(value, at);
+  // Of a JSON value null is one like any other.
+  const kinds = Object.keys(CONTENT).filter((kind) =>
+    kind === 'data' ? kind in given : (given[kind] ?? null) !== null,
+  );
+  if (kinds.length !== 1) throw new Misfit(at, 'must have exactly one of text, raw, url and data');
+  const kind = kinds[0] as keyof typeof CONTENT;
+  return isShaped<A2APart>({ [kind]: CONTENT[kind] }, { filename: isAnyText, mediaType: isAnyText, metadata: isMap })(
+    value,
+    at,
+  );
+};
+
+const REST = { extensions: isList(isText), metadata: isMap };
+const AROUND = { contextId: isText, taskId: isText, referenceTaskIds: isList(isText), ...REST };
+
+const isMessageOf = (role: Check<string>): Check<A2AMessage> =>
+  isShaped({ messageId: isText, role, parts: isList(isPart, 1) }, AROUND);
+export const isMessage: Check<A2AMessage> = isMessageOf(isWord('ROLE_USER', 'ROLE_AGENT'));
+export const isUserMessage: Check<A2AMessage> = isMessageOf(isWord('ROLE_USER'));
+export const isArtifact: Check<A2AArtifact> = isShaped(
+  { artifactId: isText, parts: isList(isPart, 1) },
+  { name: isAnyText, description: isAnyText, ...REST },
+);
+const isStatus: Check<A2AStatus> = isShaped({ state: isState }, { message: isMessage, timestamp: isTime });
+export const isTask: Check<A2ATaskView> = isShaped(
+  { id: isText, status: isStatus },
+  { contextId: isText, artifacts: isList(isArtifact), history: isList(isMessage), metadata: isMap },
+);
+const OF_TASK = { taskId: isText, contextId: isAnyText };
+const ITEMS: Record<string, Check<unknown>> = {
+  task: isTask,
+  message: isMessage,
+  statusUpdate: isShaped({ ...OF_TASK, status: isStatus }, { metadata: isMap }),
+  artifactUpdate: isShaped(
+    { ...OF_TASK, artifact: isArtifact },
+    { append: isFlag, lastChunk: isFlag, metadata: isMap },
+  ),
+};
+export const isItem: Check<A2AItem> = (value, at) => {
+  const given = isMap(value, at);
+  const kinds = Object.keys(ITEMS).filter((kind) => given[kind] !== undefined);
+  if (kinds.length !== 1) throw new Misfit(at, `must have exactly one of ${Object.keys(ITEMS).join(', ')}`);
+  return isShaped<A2AItem>({ [kinds[0]!]: ITEMS[kinds[0]!]! })(value, at);
+};
+
+const INFO = 'type.googleapis.com/google.rpc.ErrorInfo';
+const BAD_REQUEST = 'type.googleapis.com/google.rpc.BadRequest';
+
+/** The error for parameters of which one is wrong. */
+export function badField(field: string, description: string): RpcError {
+  return badParams(`${field}: ${description}`, [{ '@type': BAD_REQUEST, fieldViolations: [{ field, description }] }]);
+}
+
+function fitted<T>(check: Check<T>, value: unknown, at: string, error: (misfit: Misfit) => Error): T {
+  try {
+    return check(value, at);
+  } catch (cause) {
+    throw cause instanceof Misfit ? error(cause) : cause;
+  }
+}
+
+/** @throws RpcError -32602 the parameters do not pass */
+export function checkParams<T>(check: Check<T>, params: unknown): T {
+  return fitted(check, params ?? {}, '', ({ at, why }) => badField(at || 'params', why));
+}
+
+/** @throws TechnocoreError `code`: a value of our own side, or of an answer, does not pass */
+export function checkValue<T>(check: Check<T>, value: unknown, at: string, code: string): T {
+  return fitted(check, value, at, (misfit) => new TechnocoreError(code, misfit.message));
+}
+
+// --- version 0.3 -------------------------------------------------------------------------------------------------
+
+/** Marks data of version 1.0 that is no object, and in version 0.3 lies in one. */
+const WRAPPED = 'data_part_compat';
+
+/** An object without the members that are undefined. */
+export function compact<T extends object>(o: T): { [K in keyof T]: Exclude<T[K], undefined> } {
+  for (const name in o) if (o[name] === undefined) delete o[name];
+  return o as { [K in keyof T]: Exclude<T[K], undefined> };
+}
+
+const isPart03: Check<A2APart> = (value, at) => {
+  const { kind, metadata, text, file, data } = isMap(value, at);
+  const meta = metadata === undefined ? undefined : isMap(metadata, `${at}.metadata`);
+  if (kind === 'text') return compact({ text: isAnyText(text, `${at}.text`), metadata: meta }) as A2APart;
+  if (kind === 'data') {
+    const inside = isMap(data, `${at}.data`);
+    if (meta?.[WRAPPED] !== true) return compact({ data: inside, metadata: meta }) as A2APart;
+    const { [WRAPPED]: _, ...rest } = meta;
+    return compact({ data: inside['value'] ?? null, metadata: Object.keys(rest).length ? rest : undefined }) as A2APart;
+  }
+  if (kind !== 'file') throw new Misfit(`${at}.kind`, 'must be "text", "file" or "data"');
+  const { bytes, uri, name, mimeType } = isMap(file, `${at}.file`);
+  if ((bytes === undefined) === (uri === undefined)) throw new Misfit(`${at}.file`, 'must have one of bytes and uri');
+  return isPart(compact({ raw: bytes, url: uri, filename: name, mediaType: mimeType, metadata: meta }), `${at}.file`);
+};
+
+const kindIs = (kind: string) => ({ kind: isWord(kind) });
+const ROLES = { user: 'ROLE_USER', agent: 'ROLE_AGENT' } as const;
+
+const isMessageOf03 =
+  (...roles: (keyof typeof ROLES)[]): Check<A2AMessage> =>
+  (value, at) => {
+    const {
+      kind: _,
+      role,
+      ...rest
+    } = isShaped<any>(
+      { messageId: isText, role: isWord(...roles), parts: isList(isPart03, 1) },
+      { ...kindIs('message'), ...AROUND },
+    )(value, at);
+    return { ...rest, role: ROLES[role as keyof typeof ROLES] };
+  };
+export const isUserMessage03: Check<A2AMessage> = isMessageOf03('user');
+const isMessage03: Check<A2AMessage> = isMessageOf03('user', 'agent');
+const isArtifact03: Check<A2AArtifact> = isShaped(
+  { artifactId: isText, parts: isList(isPart03, 1) },
+  { name: isAnyText, description: isAnyText, ...REST },
+);
+const isState03: Check<A2AState> = (value, at) => {
+  const state = STATES.has(value) ? undefined : stateOf(value);
+  if (!state) throw new Misfit(at, 'must be a task state');
+  return state;
+};
+const isStatus03: Check<A2AStatus> = isShaped({ state: isState03 }, { message: isMessage03, timestamp: isTime });
+export const isTask03: Check<A2ATaskView> = isShaped(
+  { id: isText, contextId: isText, status: isStatus03 },
+  { artifacts: isList(isArtifact03), history: isList(isMessage03), metadata: isMap },
+);
+const ITEMS03: Record<string, [keyof A2AItem, Check<unknown>]> = {
+  task: ['task', isTask03],
+  message: ['message', isMessage03],
+  'status-update': ['statusUpdate', isShaped({ ...OF_TASK, status: isStatus03 }, { metadata: isMap })],
+  'artifact-update': [
+    'artifactUpdate',
+    isShaped({ ...OF_TASK, artifact: isArtifact03 }, { append: isFlag, lastChunk: isFlag, metadata: isMap }),
+  ],
+};
+/** An item of version 0.3, told by its `kind`; as one of version 1.0. */
+export const isItem03: Check<A2AItem> = (value, at) => {
+  const [name, check] = ITEMS03[String(isMap(value, at)['kind'])] ?? [];
+  if (!name || !check) throw new Misfit(`${at}.kind`, `must be one of ${Object.keys(ITEMS03).join(', ')}`);
+  return { [name]: check(value, at) };
+};
+
+function part03({ text, raw, url, data, filename, mediaType, metadata }: A2APart): JsonObject {
+  if (text !== undefined) return compact({ kind: 'text', text, metadata });
+  if (data === undefined) {
+    const file = compact({ bytes: raw, uri: url, name: filename, mimeType: mediaType });
+    return compact({ kind: 'file', file, metadata });
+  }
+  if (isObject(data)) return compact({ kind: 'data', data, metadata });
+  return { kind: 'data', data: { value: data }, metadata: { ...metadata, [WRAPPED]: true } };
+}
+
+/** A message in the spelling of version 0.3. */
+export function message03(message: A2AMessage): JsonObject {
+  const role = message.role === 'ROLE_USER' ? 'user' : 'agent';
+  return { ...message, kind: 'message', role, parts: message.parts.map(part03) };
+}
+
+const artifact03 = (artifact: A2AArtifact): JsonObject => ({ ...artifact, parts: artifact.parts.map(part03) });
+
+function status03({ state, message, timestamp }: A2AStatus): JsonObject {
+  return compact({ state: wordOf(state), message: message && message03(message), timestamp });
+}
+
+/** A task in the spelling of version 0.3. */
+export function task03({ status, artifacts, history, ...rest }: A2ATaskView): JsonObject {
+  return compact({
+    ...rest,
+    kind: 'task',
+    status: status03(status),
+    artifacts: artifacts?.map(artifact03),
+    history: history?.map(message03),
+  }) as JsonObject;
+}
+
+/** An item in the spelling of version 0.3. */
+export function item03({ task, message, statusUpdate, artifactUpdate }: A2AItem): JsonObject {
+  if (task) return task03(task);
+  if (message) return message03(message);
+  if (artifactUpdate) {
+    return { ...artifactUpdate, kind: 'artifact-update', artifact: artifact03(artifactUpdate.artifact) };
+  }
+  const { status, ...rest } = statusUpdate!;
+  const final = isTerminal(status.state) || isInterrupted(status.state);
+  return { ...rest, kind: 'status-update', status: status03(status), final };
+}
+
+// --- errors ------------------------------------------------------------------------------------------------------
+
+/** The errors of A2A in the order of their codes, from -32001 downwards, each with what it says when nothing else is said. */
+const REASONS = {
+  TASK_NOT_FOUND: 'Task not found',
+  TASK_NOT_CANCELABLE: 'Task cannot be canceled: it is over',
+  PUSH_NOTIFICATION_NOT_SUPPORTED: 'Push notifications are not supported',
+  UNSUPPORTED_OPERATION: 'This operation is not supported',
+  CONTENT_TYPE_NOT_SUPPORTED: 'Incompatible content types',
+  INVALID_AGENT_RESPONSE: 'Invalid agent response',
+  EXTENDED_AGENT_CARD_NOT_CONFIGURED: 'There is no extended agent card',
+  EXTENSION_SUPPORT_REQUIRED: 'An extension is required',
+  VERSION_NOT_SUPPORTED: 'This version is not supported',
+} as const;
+
+/** An error of A2A. */
+export function refusal(reason: keyof typeof REASONS, message: string = REASONS[reason]): RpcError {
+  const code = -32001 - Object.keys(REASONS).indexOf(reason);
+  return new RpcError(code, message, [{ '@type': INFO, reason, domain: 'a2a-protocol.org' }]);
+}
