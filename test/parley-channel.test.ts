@@ -3,7 +3,7 @@ import { utf8 } from '../src/bytes.ts';
 import type { Incoming, Listener } from '../src/channel.ts';
 import { createLocalService } from '../src/local.ts';
 import { HttpRelay, Identity, Session } from '../src/parley.ts';
-import { call, notify, Signer, serve } from '../src/technocore-rpc.ts';
+import { call, mcpCallTool, mcpListTools, notify, Signer, serve, type Tool, tool } from '../src/technocore-rpc.ts';
 
 const code = (name: string, more: object = {}) => expect.objectContaining({ code: name, ...more });
 
@@ -82,6 +82,28 @@ describe('JSON-RPC over a session', () => {
     ]);
     stop.abort();
     await Promise.all(both);
+  });
+
+  test('MCP tools, progress and all, know nothing of what they run over', async () => {
+    const world = await pair();
+    const tools = new Map<string, Tool>();
+    const inputSchema = { type: 'object', properties: { text: { type: 'string' } }, required: ['text'] };
+    const shout = async ({ text }: any, context: any): Promise<string> => {
+      await context.progress(1, 2);
+      return text.toUpperCase();
+    };
+    tool('shout', 'Says it loudly', inputSchema, shout, { tools });
+    const server = serving(world, new Map(), { tools });
+    const { joiner, signer, fetch } = world;
+    const o = { fetch, base: 'http://local' };
+    expect((await mcpListTools(joiner, signer, o)).map((t) => t.name)).toEqual(['shout']);
+    const seen: number[] = [];
+    const onProgress = (done: number): void => void seen.push(done);
+    const result = await mcpCallTool(joiner, 'shout', { text: 'hi' }, signer, { ...o, onProgress });
+    expect(result).toMatchObject({ content: [{ type: 'text', text: 'HI' }] });
+    expect(seen).toEqual([1]);
+    server.stop();
+    await server.done;
   });
 
   test('requests and talk do not mix', async () => {
