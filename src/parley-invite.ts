@@ -115,12 +115,16 @@ export class Secret {
 
   /** The pre-shared key of the handshake, 32 bytes, for the two ends only. */
   psk(): Uint8Array {
-    return sha256(concat(utf8('parley:psk'), this.#bytes));
+    return this.#derive('psk');
   }
 
   /** What the relay is shown. */
   joinToken(): JoinToken {
-    return toBase64url(sha256(concat(utf8('parley:join'), this.#bytes)));
+    return toBase64url(this.#derive('join'));
+  }
+
+  #derive(label: string): Uint8Array {
+    return sha256(concat(utf8(`parley:${label}`), this.#bytes));
   }
 }
 
@@ -135,26 +139,22 @@ export function looseBase64url(text: string): Uint8Array | undefined {
   return Uint8Array.from(atob(digits.replaceAll('-', '+').replaceAll('_', '/')), (c) => c.charCodeAt(0));
 }
 
-const UNREADABLE = 'parse';
-
 // Percent escapes as bytes, one character each: what is no ASCII afterwards fails where ASCII is needed.
 function unescaped(text: string, reason: string): string {
   if (/%(?![\da-f]{2})/i.test(text)) throw new BadInvite(reason);
   return text.replace(/%(..)/g, (_, digits) => String.fromCharCode(parseInt(digits, 16)));
 }
 
-// Go's rules for the authority of a URL, without percent escapes: user and password to be dropped, then a name of nearly
-// any characters or an IPv6 address in brackets, and perhaps a port. Undefined when it breaks them.
-function hostOf(authority: string): string | undefined {
-  const host = /^(?:[\w\-.:~!$&'()*+,;=@]*@)?([^@]*)$/.exec(authority)?.[1] ?? '/';
-  if (/^[\w!$&'()*+,;=<>"\-.~\x80-\uffff]*(:\d*)?$/.test(host)) return host;
-  try {
-    // Only what stands in brackets is left to the URL parser, which knows what an IPv6 address is.
-    const bracketed = /^(\[[\da-f:.]+\])(:\d*)?$/i.exec(host);
-    return bracketed && new URL(`http://${bracketed[1]}`) ? host : undefined;
-  } catch {
-    return undefined;
-  }
+// Scheme, authority, path and fragment as Go splits them: without a scheme, three slashes begin a path.
+const LINK = /^(?:([a-z][a-z\d+.-]*):|(?!\/\/\/))(?:\/\/([^/?#]*))?([^?#]*)[^#]*#?(.*)$/is;
+const USER = /^[\w\-.:~!$&'()*+,;=@]*@/;
+const HOST = /^(?:[\w!$&'()*+,;=<>"\-.~\x80-\uffff]*|(\[[\da-f:.]+\]))(?::\d*)?$/i;
+
+// Go's rules for a host, without percent escapes: nearly any characters or an IPv6 address in brackets, perhaps a port.
+function isHost(host: string): boolean {
+  const match = HOST.exec(host);
+  // Only what stands in brackets is left to the URL parser, which knows what an IPv6 address is.
+  return match !== null && (match[1] === undefined || URL.canParse(`http://${match[1]}`));
 }
 
 /** The link that a human carries from the opener to the joiner. Whoever holds it may join: treat it as a secret. */
@@ -168,7 +168,7 @@ export class Invite {
 
   /** @throws BadInvite a part that cannot stand in a link */
   constructor(o: { relay: string; channel: ChannelID; key: PublicKey; secret: Secret }) {
-    if (hostOf(o.relay) !== o.relay) throw new BadInvite('bad relay');
+    if (!isHost(o.relay)) throw new BadInvite('bad relay');
     if (o.channel.length !== 16) throw new BadInvite('bad channel');
     if (o.key.length !== 32) throw new BadInvite('bad key');
     this.relay = o.relay;
@@ -190,35 +190,29 @@ export class Invite {
    * @throws BadInvite with the part at fault, never the link
    */
   static parse(raw: string): Invite {
-    const [, before = '', rawFragment = ''] = /^([^#]*)#?(.*)$/s.exec(raw)!;
-    // Without a scheme, three slashes begin a path, and a colon before the first slash is a scheme gone wrong.
-    const [, scheme, rest = ''] = /^(?:([a-z][a-z\d+\-.]*):)?([^?]*)/i.exec(before)!;
-    if (/[\0-\x1f\x7f]/.test(before) || (!scheme && /^[^/]*:/.test(rest))) throw new BadInvite(UNREADABLE);
-    const split = scheme || !rest.startsWith('///') ? /^\/\/([^/]*)(.*)$/s.exec(rest) : null;
-    const relay = hostOf(split?.[1] ?? '');
-    if (relay === undefined) throw new BadInvite(UNREADABLE);
-    const path = unescaped(split?.[2] ?? rest, UNREADABLE);
-    const fragment = unescaped(rawFragment, UNREADABLE);
+    const [, scheme, authority = '', rawPath = '', rawFragment = ''] = LINK.exec(raw) ?? [];
+    const relay = authority.replace(USER, '');
+    // A colon before the first slash is a scheme gone wrong.
+    if (/^[^#]*[\0-\x1f\x7f]/.test(raw) || (!scheme && /^[^/]*:/.test(rawPath)) || !isHost(relay)) {
+      throw new BadInvite('parse');
+    }
+    const path = unescaped(rawPath, 'parse');
+    const fragment = unescaped(rawFragment, 'parse');
     if (!path.startsWith('/i/')) throw new BadInvite('missing channel');
     const channel = looseBase64url(path.slice(3));
     if (channel?.length !== 16) throw new BadInvite('bad channel');
     const bad = 'bad fragment';
     if (fragment.includes(';')) throw new BadInvite(bad);
-    // From behind, so that the first of two counts. The values are decoded a second time, as a form.
-    const fields = new Map(
-      fragment
-        .split('&')
-        .reverse()
-        .map((part) => {
-          const [, name = '', value = ''] = /^([^=]*)=?(.*)$/s.exec(part.replaceAll('+', ' '))!;
-          return [unescaped(name, bad), unescaped(value, bad)];
-        }),
-    );
-    const key = looseBase64url(fields.get('k') ?? '');
-    if (key?.length !== 32) throw new BadInvite('bad key');
-    const secret = looseBase64url(fields.get('s') ?? '');
-    if (secret?.length !== 32) throw new BadInvite('bad secret');
-    return new Invite({ relay, channel, key, secret: Secret.from(secret) });
+    const part = (name: 'k' | 's', reason: string): Uint8Array => {
+      // The first of its name counts. Names and values are decoded a second time, as those of a form.
+      const pairs = fragment.split('&').map((pair) => /^([^=]*)=?(.*)$/s.exec(pair.replaceAll('+', ' '))!.slice(1));
+      const [, value] =
+        pairs.map((pair) => pair.map((text) => unescaped(text, bad))).find(([key]) => key === name) ?? [];
+      const bytes = looseBase64url(value ?? '');
+      if (bytes?.length !== 32) throw new BadInvite(reason);
+      return bytes;
+    };
+    return new Invite({ relay, channel, key: part('k', 'bad key'), secret: Secret.from(part('s', 'bad secret')) });
   }
 }
 
