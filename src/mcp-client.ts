@@ -8,24 +8,30 @@
  * @module
  */
 import { toBase64url } from './bytes.ts';
-import { type CallOptions, converse, notify, type Taken } from './call.ts';
 import { type Channel, isChannel } from './channel.ts';
-import { INVALID_PARAMS, type JsonObject, resultOf, toJson } from './dispatch.ts';
-import { type RpcError, TechnocoreError, Unavailable } from './errors.ts';
+import { INVALID_PARAMS, type JsonObject, toJson } from './dispatch.ts';
+import { TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
-import { orAbort, retrying, sharedOf, type Transport, transportOf } from './http.ts';
-import { MCP_VERSION, PROTOCOL_VERSION, SELF, SERVER_INFO, SUBSCRIPTION_ID, UNSUPPORTED_VERSION } from './mcp.ts';
+import { orAbort, sharedOf, transportOf } from './http.ts';
+import { SERVER_INFO } from './mcp.ts';
+import {
+  ask,
+  badResponse,
+  isRpc,
+  type McpOptions,
+  type Notice,
+  ownMeta,
+  type Peer,
+  peerOf,
+  tagOf,
+} from './mcp-peer.ts';
 import { compileForeignSchema, type Schema } from './schema.ts';
 import type { Signer } from './signer.ts';
-import { CLIENT_CAPABILITIES, LOG_LEVEL, REQUEST_ID } from './toolcall.ts';
+import { LOG_LEVEL, REQUEST_ID } from './toolcall.ts';
 import { type ElicitResult, isBlock, type LogLevel, type Tool, type ToolResult } from './tools.ts';
-
-const CLIENT_INFO = 'io.modelcontextprotocol/clientInfo';
 
 /** Times that one call may be asked for input. */
 const MAX_ROUNDS = 10;
-/** Times that a request is asked again because the reply room lost messages. */
-const MAX_REISSUES = 3;
 /** Pages and characters of one list of tools; times that it is begun anew because it changed while it was read. */
 const MAX_PAGES = 1024;
 const MAX_LIST_CHARS = 1 << 22;
@@ -34,14 +40,6 @@ const MAX_RESTARTS = 2;
 const MAX_LISTS = 32;
 /** Longest time that a list is believed, ms. */
 const MAX_TTL_MS = 86_400_000;
-/** Notices that wait for a slow reader. */
-const MAX_NOTICES = 256;
-/** When a subscription is renewed, ms: our server lets one live for an hour. */
-const RENEW_MS = 3_000_000;
-/** How long opening one again is tried, ms. */
-const REOPEN_MS = 300_000;
-/** A subscription that ends sooner is opened again after a pause that doubles up to this, ms. */
-const BRIEF_MS = 60_000;
 /** How often an idle mailbox hears from its caller, ms, and how soon again after a failure. */
 const KEEPALIVE_MS = 72_000_000;
 const KEEPALIVE_RETRY_MS = 3_600_000;
@@ -68,16 +66,6 @@ export interface InputHandlers {
   roots?: Answerer<{ roots: { uri: string; name?: string }[] }>;
 }
 
-/** Options of the MCP calls. */
-export interface McpOptions extends CallOptions {
-  /** How we name ourselves. */
-  clientInfo?: { name: string; version: string; [member: string]: Json };
-  /** Capabilities beyond those that `onInput` implies. */
-  capabilities?: JsonObject;
-  /** More members of `_meta`, such as `traceparent`. */
-  meta?: JsonObject;
-}
-
 /** Options of {@link mcpListTools}. */
 export interface McpListOptions extends McpOptions {
   /** Reads the list also when a kept one is still good. */
@@ -100,23 +88,6 @@ export interface McpCallOptions extends McpOptions {
   idempotent?: boolean;
 }
 
-/** What to listen to. */
-export interface McpFilter {
-  toolsListChanged?: boolean;
-  promptsListChanged?: boolean;
-  resourcesListChanged?: boolean;
-  /** URIs. */
-  resourceSubscriptions?: string[];
-}
-
-/** Options of {@link mcpListen}. `timeoutMs` is how long opening may take. */
-export interface McpListenOptions extends McpOptions {
-  /** Called when the subscription is open, and each time it is opened again, with what the server will tell of. */
-  onReady?: (honoured: McpFilter) => void;
-  /** How often the subscription is renewed, ms; default 50 minutes, since servers forget it after an hour. */
-  renewMs?: number;
-}
-
 /** What a server says of itself. */
 export interface DiscoverResult {
   supportedVersions: string[];
@@ -129,156 +100,7 @@ export interface DiscoverResult {
   _meta?: JsonObject;
 }
 
-// --- requests ----------------------------------------------------------------------------------------------------
-
-/** Whom we ask, and as whom. */
-interface Peer {
-  readonly t: Transport;
-  readonly to: string | Channel;
-  readonly signer: Signer;
-  readonly o: McpOptions;
-  /** The id for the first request; each later one gets a fresh one. */
-  id: string | undefined;
-}
-
-function peerOf(to: string | Channel, signer: Signer, { id, ...o }: McpOptions): Peer {
-  return { t: transportOf(o), to, signer, o, id };
-}
-
-function badResponse(problem: string): TechnocoreError {
-  return new TechnocoreError('bad_response', `the other side sent ${problem}`);
-}
-
-function ownMeta({ o }: Peer): JsonObject {
-  return {
-    ...o.meta,
-    [PROTOCOL_VERSION]: MCP_VERSION,
-    [CLIENT_INFO]: o.clientInfo ?? SELF,
-    [CLIENT_CAPABILITIES]: o.capabilities ?? {},
-  };
-}
-
-/** A member of `_meta` of a notification. */
-function tagOf(frame: JsonObject, name: string): unknown {
-  const { params } = frame;
-  const meta = isObject(params) ? params['_meta'] : undefined;
-  return isObject(meta) ? meta[name] : undefined;
-}
-
-/** What comes of a notification while the request with that id waits. */
-type Notice = (frame: JsonObject, id: string) => Taken;
-
-/** One request under one id; undefined when a notice ended it. If nobody waits for the answer any more, the server is told. */
-async function once(
-  peer: Peer,
-  method: string,
-  params: JsonObject,
-  notice: Notice,
-  holdMs: number | undefined,
-): Promise<Json | undefined> {
-  const { to, signer, o } = peer;
-  const { id: first } = peer;
-  peer.id = undefined;
-  let id = '';
-  let answer: JsonObject | undefined;
-  const options = first === undefined ? o : { ...o, id: first };
-  try {
-    await converse(
-      to,
-      method,
-      params,
-      signer,
-      options,
-      (frame, kind) => {
-        if (kind === 'notification') return notice(frame, id);
-        answer = frame;
-        return 'done';
-      },
-      holdMs,
-      (begun) => {
-        id = begun;
-      },
-    );
-  } catch (cause) {
-    if (id !== '' && answer === undefined) cancelled(peer, id, cause);
-    throw cause;
-  }
-  return answer && resultOf(answer);
-}
-
-/** Tells the server that nobody waits, if the request may have reached it. Nothing waits for that. */
-function cancelled({ t, to, signer, o }: Peer, requestId: string, cause: unknown): void {
-  const { signal, ...rest } = o;
-  let reason = 'the caller gave up';
-  if (signal?.aborted) {
-    if (typeof cause === 'string') reason = cause.slice(0, 200);
-  } else if (TechnocoreError.is(cause)) {
-    const known: { [code: string]: string } = {
-      call_timeout: 'timeout',
-      may_have_landed: 'timeout',
-      ring_gap: 'the answer may be lost',
-      not_offered: 'nothing to listen to',
-    };
-    if (known[cause.code] === undefined) return;
-    reason = known[cause.code]!;
-  }
-  notify(to, 'notifications/cancelled', { requestId, reason }, signer, rest).catch((cause) =>
-    t.onEvent({ kind: 'uncancelled', id: requestId, cause }),
-  );
-}
-
-/** A request that is asked once more when the server refuses the version and names one of ours. */
-async function exchange(
-  peer: Peer,
-  method: string,
-  params: JsonObject,
-  notice: Notice,
-  holdMs?: number,
-): Promise<Json | undefined> {
-  try {
-    return await once(peer, method, params, notice, holdMs);
-  } catch (cause) {
-    if (!isRpc(cause, UNSUPPORTED_VERSION)) throw cause;
-    const { data } = cause.rpc;
-    const supported = isObject(data) ? data['supported'] : undefined;
-    if (!Array.isArray(supported) || !supported.includes(MCP_VERSION)) throw cause;
-    peer.t.onEvent({ kind: 'retry', method, cause, afterMs: 0 });
-    return once(peer, method, params, notice, holdMs);
-  }
-}
-
-function isRpc(cause: unknown, code: number): cause is RpcError {
-  return TechnocoreError.is(cause) && cause.code === 'rpc' && (cause as RpcError).rpc.code === code;
-}
-
-/**
- * The result of a request, of a type that we know.
- *
- * @param mayRepeat whether it may be asked again when messages were lost
- */
-async function ask(
-  peer: Peer,
-  method: string,
-  params: JsonObject,
-  mayRepeat: () => boolean,
-  notice: Notice = () => undefined,
-): Promise<JsonObject> {
-  for (let reissues = 0; ; reissues++) {
-    try {
-      const result = await exchange(peer, method, params, notice);
-      if (!isObject(result)) throw badResponse('a result that is no object');
-      const { resultType = 'complete' } = result;
-      if (resultType === 'complete' || (resultType === 'input_required' && method === 'tools/call')) {
-        return result as JsonObject;
-      }
-      throw badResponse(`a result of the type ${JSON.stringify(resultType).slice(0, 80)}, which is not known here`);
-    } catch (cause) {
-      const isLost = TechnocoreError.is(cause) && cause.code === 'ring_gap';
-      if (!isLost || reissues >= MAX_REISSUES || !mayRepeat()) throw cause;
-      peer.t.onEvent({ kind: 'retry', method, cause, afterMs: 0 });
-    }
-  }
-}
+// --- discovery ---------------------------------------------------------------------------------------------------
 
 const always = (): boolean => true;
 
@@ -290,8 +112,6 @@ function ttlOf({ ttlMs }: JsonObject): number {
 function scopeOf({ cacheScope }: JsonObject): 'public' | 'private' {
   return cacheScope === 'public' ? 'public' : 'private';
 }
-
-// --- discovery ---------------------------------------------------------------------------------------------------
 
 /**
  * Asks a server what it is and can do. Never answered from memory.
@@ -390,14 +210,16 @@ class Lists {
 const LISTS = {};
 const channelLists = new WeakMap<Channel, Lists>();
 
-function listsOf({ t, to }: Peer): Lists {
+/** @internal */
+export function listsOf({ t, to }: Peer): Lists {
   if (!isChannel(to)) return sharedOf(t, LISTS, () => new Lists());
   let lists = channelLists.get(to);
   if (lists === undefined) channelLists.set(to, (lists = new Lists()));
   return lists;
 }
 
-const nameOf = (to: string | Channel): string => (isChannel(to) ? '' : to);
+/** @internal What a list is dropped by. */
+export const nameOf = (to: string | Channel): string => (isChannel(to) ? '' : to);
 
 function isGood({ read, until }: Listed, now: number): boolean {
   return read <= now && now < until;
@@ -658,212 +480,4 @@ async function outputProblem(peer: Peer, name: string, value: Json | undefined):
   }
   if (value === undefined) return 'there is no structured content';
   return (await listed.checks.get(name)?.check(value))?.problem;
-}
-
-// --- listening ---------------------------------------------------------------------------------------------------
-
-/**
- * Listens to what a server tells of its lists: each notification as it came. The subscription is renewed before the
- * server forgets it, and opened again when it is lost; what may have happened meanwhile is then told as if it had (a list
- * may have changed). Notices that say the same and wait together are one.
- *
- * It ends only by `break`, by the signal, or by an error: no server that answers any more, for instance.
- *
- * @throws as {@link call}
- * @throws TechnocoreError `not_offered`: the server tells of nothing that was asked for
- * @example
- * ```ts
- * for await (const _ of mcpListen(to, { toolsListChanged: true }, signer, { replyTo })) {
- *   console.log(await mcpListTools(to, signer, { replyTo }));
- * }
- * ```
- */
-export async function* mcpListen(
-  to: string | Channel,
-  notifications: McpFilter,
-  signer: Signer,
-  o: McpListenOptions = {},
-): AsyncGenerator<Json> {
-  o.signal?.throwIfAborted();
-  const stop = new AbortController();
-  const onAbort = (): void => stop.abort(o.signal?.reason);
-  o.signal?.addEventListener('abort', onAbort);
-  const peer = peerOf(to, signer, { ...o, signal: stop.signal, retry: 0 });
-  const lists = listsOf(peer);
-  const waiting = new Map<string, JsonObject>();
-  let failure: { cause: unknown } | undefined;
-  let wake = (): void => {};
-  const arrive = (frame: JsonObject): void => {
-    const { method, params } = frame;
-    if (method === LIST_CHANGED.toolsListChanged) lists.drop(nameOf(to));
-    const key = JSON.stringify([method, isObject(params) ? { ...params, _meta: 0 } : 0]);
-    if (waiting.size >= MAX_NOTICES && !waiting.has(key)) {
-      peer.t.onEvent({ kind: 'skipped', method, reason: 'too many notices wait' });
-      return;
-    }
-    waiting.set(key, frame);
-    wake();
-  };
-  const keeping = keepOpen(peer, notifications, o, arrive).catch((cause) => {
-    failure = { cause };
-    wake();
-  });
-  try {
-    for (;;) {
-      for (const [key, frame] of waiting) {
-        waiting.delete(key);
-        yield frame;
-      }
-      if (failure) throw failure.cause;
-      await new Promise<void>((resolve) => {
-        wake = resolve;
-        if (failure || waiting.size > 0) resolve();
-      });
-    }
-  } finally {
-    o.signal?.removeEventListener('abort', onAbort);
-    stop.abort('listening ended');
-    await keeping;
-  }
-}
-
-const LIST_CHANGED = {
-  toolsListChanged: 'notifications/tools/list_changed',
-  promptsListChanged: 'notifications/prompts/list_changed',
-  resourcesListChanged: 'notifications/resources/list_changed',
-} as const;
-
-/** What may have been missed. */
-function assumed(filter: McpFilter): JsonObject[] {
-  const lists = Object.entries(LIST_CHANGED).filter(([kind]) => filter[kind as keyof typeof LIST_CHANGED] === true);
-  return [
-    ...lists.map(([, method]): JsonObject => ({ jsonrpc: '2.0', method })),
-    ...(filter.resourceSubscriptions ?? []).map(
-      (uri): JsonObject => ({ jsonrpc: '2.0', method: 'notifications/resources/updated', params: { uri } }),
-    ),
-  ];
-}
-
-/** A subscription that the server acknowledged. */
-interface Subscription {
-  /** Resolves when it is over; `cause` where that was no decision of the server's. */
-  readonly ended: Promise<{ cause?: unknown }>;
-  close(): void;
-}
-
-/** Keeps a subscription open, one after the other, until that fails. */
-async function keepOpen(
-  peer: Peer,
-  filter: McpFilter,
-  { onReady, renewMs = RENEW_MS }: McpListenOptions,
-  arrive: (frame: JsonObject) => void,
-): Promise<never> {
-  const { t } = peer;
-  const { signal } = peer.o;
-  const open = (): Promise<Subscription> => subscribe(peer, filter, renewMs + 2 * REOPEN_MS, arrive, onReady);
-  const openAgain = (): Promise<Subscription> =>
-    retrying(
-      t,
-      t.clock.now() + REOPEN_MS,
-      () =>
-        open().catch((cause) => {
-          if (!TechnocoreError.is(cause) || cause.code !== 'ring_gap') throw cause;
-          throw new Unavailable('the acknowledgement may be lost', cause);
-        }),
-      signal,
-    );
-  let current = await open();
-  for (let pauseMs = 0; ; ) {
-    const since = t.clock.now();
-    const timer = new AbortController();
-    const due = t.clock.sleep(renewMs, timer.signal).then(
-      () => undefined,
-      () => ({}),
-    );
-    let over = await Promise.race([current.ended, due]);
-    timer.abort();
-    if (over === undefined) {
-      const next = await openAgain();
-      // It may have been lost meanwhile; when the next one is open, the last can be given up.
-      over = await Promise.race([current.ended, Promise.resolve(undefined)]);
-      current.close();
-      current = next;
-      if (over === undefined) continue;
-    } else {
-      const { cause } = over as { cause?: unknown };
-      if (cause !== undefined && !(TechnocoreError.is(cause) && cause.code === 'ring_gap')) throw cause;
-      pauseMs = t.clock.now() - since < BRIEF_MS ? Math.min(2 * pauseMs || 1000, BRIEF_MS) : 0;
-      t.onEvent({ kind: 'retry', method: LISTEN, cause, afterMs: pauseMs });
-      if (pauseMs > 0) await t.clock.sleep(pauseMs, signal);
-      current = await openAgain();
-    }
-    for (const frame of assumed(filter)) arrive(frame);
-  }
-}
-
-const LISTEN = 'subscriptions/listen';
-
-/** Opens a subscription; resolves when it is acknowledged. */
-function subscribe(
-  peer: Peer,
-  filter: McpFilter,
-  holdMs: number,
-  arrive: (frame: JsonObject) => void,
-  onReady: McpListenOptions['onReady'],
-): Promise<Subscription> {
-  const outer = peer.o.signal!;
-  const stop = new AbortController();
-  const onAbort = (): void => stop.abort(outer.reason);
-  if (outer.aborted) onAbort();
-  outer.addEventListener('abort', onAbort);
-  const inner: Peer = { ...peer, o: { ...peer.o, signal: stop.signal } };
-  peer.id = undefined;
-  return new Promise((resolve, reject) => {
-    const subscription: Subscription = {
-      close: () => stop.abort('renewed'),
-      ended: exchange(
-        inner,
-        LISTEN,
-        { notifications: { ...filter }, _meta: ownMeta(peer) },
-        (frame, id) => {
-          const { method, params } = frame;
-          if (method === 'notifications/cancelled') {
-            return isObject(params) && params['requestId'] === id ? 'done' : undefined;
-          }
-          if (tagOf(frame, SUBSCRIPTION_ID) !== id) return undefined;
-          if (method === 'notifications/subscriptions/acknowledged') {
-            const honoured = honouredOf(params);
-            if (assumed(filter).length > 0 && assumed(honoured).length === 0) {
-              throw new TechnocoreError('not_offered', 'the server tells of nothing that was asked for');
-            }
-            onReady?.(honoured);
-            resolve(subscription);
-          } else {
-            arrive(frame);
-          }
-          return holdMs;
-        },
-        holdMs,
-      )
-        .then(
-          () => ({}),
-          (cause: unknown) => ({ cause }),
-        )
-        .finally(() => outer.removeEventListener('abort', onAbort)),
-    };
-    // Unless it was acknowledged before.
-    void subscription.ended.then(({ cause }: { cause?: unknown }) =>
-      reject(cause ?? badResponse('the end of a subscription that it had not acknowledged')),
-    );
-  });
-}
-
-/** What an acknowledgement says will be told. */
-function honouredOf(params: unknown): McpFilter {
-  const told = isObject(params) && isObject(params['notifications']) ? params['notifications'] : {};
-  const { resourceSubscriptions: uris } = told;
-  return {
-    ...Object.fromEntries(Object.keys(LIST_CHANGED).flatMap((kind) => (told[kind] === true ? [[kind, true]] : []))),
-    ...(Array.isArray(uris) && { resourceSubscriptions: uris.filter((uri) => typeof uri === 'string') }),
-  };
 }

@@ -123,16 +123,14 @@ export {
   type InputContext,
   type InputHandlers,
   type McpCallOptions,
-  type McpFilter,
-  type McpListenOptions,
   type McpListOptions,
-  type McpOptions,
   mcpCallTool,
   mcpDiscover,
   mcpKeepAlive,
-  mcpListen,
   mcpListTools,
 } from './mcp-client.ts';
+export { type McpFilter, type McpListenOptions, mcpListen } from './mcp-listen.ts';
+export type { McpOptions } from './mcp-peer.ts';
 export { type AcceptOptions, acceptSealed, connectSealed } from './meeting.ts';
 export { explain, type Message, type RoomView, verifyMessage } from './messages.ts';
 export { isDid, isName, type RoomClasses, roomClasses, verify } from './names.ts';

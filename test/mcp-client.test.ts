@@ -8,14 +8,8 @@ import { decode, encode, encodeLong, type Json } from '../src/frames.ts';
 import type { Event } from '../src/http.ts';
 import { publishIdentity } from '../src/identity.ts';
 import { mcpLayer, toolsChanged } from '../src/mcp.ts';
-import {
-  type McpCallOptions,
-  mcpCallTool,
-  mcpDiscover,
-  mcpKeepAlive,
-  mcpListen,
-  mcpListTools,
-} from '../src/mcp-client.ts';
+import { type McpCallOptions, mcpCallTool, mcpDiscover, mcpKeepAlive, mcpListTools } from '../src/mcp-client.ts';
+import { mcpListen } from '../src/mcp-listen.ts';
 import { follow, read } from '../src/rooms.ts';
 import { sealed } from '../src/sealed.ts';
 import { serve } from '../src/serve.ts';

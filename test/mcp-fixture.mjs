@@ -30,3 +30,20 @@ export const BEHAVIOUR = {
     return 'ok';
   },
 };
+
+/** 500 tools whose definitions are long: name, schema, title. */
+export function manyTools() {
+  return Array.from({ length: 500 }, (_, i) => ({
+    name: `tool_${i}`,
+    title: '名前',
+    inputSchema: {
+      type: 'object',
+      properties: Object.fromEntries(
+        Array.from({ length: 1 + ((i * 7) % 18) }, (_, k) => [
+          `räum${k}`,
+          { type: 'string', description: 'é'.repeat((i * k) % 14) },
+        ]),
+      ),
+    },
+  }));
+}

@@ -91,6 +91,8 @@ const BRIDGE = new Set([
 export interface Driver {
   /** Puts a frame into the server. `wanted`: as many frames are to come back. */
   exchange(frame: any, wanted: number): Promise<{ frames: any[]; pending: boolean }>;
+  /** True for a frame that is not answered on this way, since it names no place for that. */
+  nameless?(frame: any): boolean;
   close(): unknown;
 }
 
@@ -139,7 +141,7 @@ export function recordedCases(start: () => Promise<Driver>): void {
       const driver = await start();
       for (const step of steps) {
         const frame = filled(step.send);
-        const want = step.expect.map(ours);
+        const want = driver.nameless?.(frame) ? [] : step.expect.map(ours);
         const { frames, pending } = await driver.exchange(frame, want.length);
         const shown = `${JSON.stringify(frame)}\n-> ${JSON.stringify(frames)}\nnot ${JSON.stringify(want)}`;
         expect(frames.length, shown).toBe(want.length);

@@ -1,0 +1,247 @@
+/**
+ * Listening to what an MCP server tells of its lists: one open request, renewed before the server forgets it and opened
+ * again when it is lost.
+ *
+ * @module
+ */
+import type { Channel } from './channel.ts';
+import type { JsonObject } from './dispatch.ts';
+import { TechnocoreError, Unavailable } from './errors.ts';
+import { isObject, type Json } from './frames.ts';
+import { retrying } from './http.ts';
+import { SUBSCRIPTION_ID } from './mcp.ts';
+import { listsOf, nameOf } from './mcp-client.ts';
+import { badResponse, exchange, type McpOptions, ownMeta, type Peer, peerOf, tagOf } from './mcp-peer.ts';
+import type { Signer } from './signer.ts';
+
+/** Notices that wait for a slow reader. */
+const MAX_NOTICES = 256;
+/** When a subscription is renewed, ms: our server lets one live for an hour. */
+const RENEW_MS = 3_000_000;
+/** How long opening one again is tried, ms. */
+const REOPEN_MS = 300_000;
+/** A subscription that ends sooner is opened again after a pause that doubles up to this, ms. */
+const BRIEF_MS = 60_000;
+
+/** What to listen to. */
+export interface McpFilter {
+  toolsListChanged?: boolean;
+  promptsListChanged?: boolean;
+  resourcesListChanged?: boolean;
+  /** URIs. */
+  resourceSubscriptions?: string[];
+}
+
+/** Options of {@link mcpListen}. `timeoutMs` is how long opening may take. */
+export interface McpListenOptions extends McpOptions {
+  /** Called when the subscription is open, and each time it is opened again, with what the server will tell of. */
+  onReady?: (honoured: McpFilter) => void;
+  /** How often the subscription is renewed, ms; default 50 minutes, since servers forget it after an hour. */
+  renewMs?: number;
+}
+
+/**
+ * Listens to what a server tells of its lists: each notification as it came. The subscription is renewed before the
+ * server forgets it, and opened again when it is lost; what may have happened meanwhile is then told as if it had (a list
+ * may have changed). Notices that say the same and wait together are one.
+ *
+ * It ends only by `break`, by the signal, or by an error: no server that answers any more, for instance.
+ *
+ * @throws as {@link call}
+ * @throws TechnocoreError `not_offered`: the server tells of nothing that was asked for
+ * @example
+ * ```ts
+ * for await (const _ of mcpListen(to, { toolsListChanged: true }, signer, { replyTo })) {
+ *   console.log(await mcpListTools(to, signer, { replyTo }));
+ * }
+ * ```
+ */
+export async function* mcpListen(
+  to: string | Channel,
+  notifications: McpFilter,
+  signer: Signer,
+  o: McpListenOptions = {},
+): AsyncGenerator<Json> {
+  o.signal?.throwIfAborted();
+  const stop = new AbortController();
+  const onAbort = (): void => stop.abort(o.signal?.reason);
+  o.signal?.addEventListener('abort', onAbort);
+  const peer = peerOf(to, signer, { ...o, signal: stop.signal, retry: 0 });
+  const lists = listsOf(peer);
+  const waiting = new Map<string, JsonObject>();
+  let failure: { cause: unknown } | undefined;
+  let wake = (): void => {};
+  const arrive = (frame: JsonObject): void => {
+    const { method, params } = frame;
+    if (method === LIST_CHANGED.toolsListChanged) lists.drop(nameOf(to));
+    const key = JSON.stringify([method, isObject(params) ? { ...params, _meta: 0 } : 0]);
+    if (waiting.size >= MAX_NOTICES && !waiting.has(key)) {
+      peer.t.onEvent({ kind: 'skipped', method, reason: 'too many notices wait' });
+      return;
+    }
+    waiting.set(key, frame);
+    wake();
+  };
+  const keeping = keepOpen(peer, notifications, o, arrive).catch((cause) => {
+    failure = { cause };
+    wake();
+  });
+  try {
+    for (;;) {
+      for (const [key, frame] of waiting) {
+        waiting.delete(key);
+        yield frame;
+      }
+      if (failure) throw failure.cause;
+      await new Promise<void>((resolve) => {
+        wake = resolve;
+        if (failure || waiting.size > 0) resolve();
+      });
+    }
+  } finally {
+    o.signal?.removeEventListener('abort', onAbort);
+    stop.abort('listening ended');
+    await keeping;
+  }
+}
+
+const LIST_CHANGED = {
+  toolsListChanged: 'notifications/tools/list_changed',
+  promptsListChanged: 'notifications/prompts/list_changed',
+  resourcesListChanged: 'notifications/resources/list_changed',
+} as const;
+
+/** What may have been missed. */
+function assumed(filter: McpFilter): JsonObject[] {
+  const lists = Object.entries(LIST_CHANGED).filter(([kind]) => filter[kind as keyof typeof LIST_CHANGED] === true);
+  return [
+    ...lists.map(([, method]): JsonObject => ({ jsonrpc: '2.0', method })),
+    ...(filter.resourceSubscriptions ?? []).map(
+      (uri): JsonObject => ({ jsonrpc: '2.0', method: 'notifications/resources/updated', params: { uri } }),
+    ),
+  ];
+}
+
+/** A subscription that the server acknowledged. */
+interface Subscription {
+  /** Resolves when it is over; `cause` where that was no decision of the server's. */
+  readonly ended: Promise<{ cause?: unknown }>;
+  close(): void;
+}
+
+/** Keeps a subscription open, one after the other, until that fails. */
+async function keepOpen(
+  peer: Peer,
+  filter: McpFilter,
+  { onReady, renewMs = RENEW_MS }: McpListenOptions,
+  arrive: (frame: JsonObject) => void,
+): Promise<never> {
+  const { t } = peer;
+  const { signal } = peer.o;
+  const open = (): Promise<Subscription> => subscribe(peer, filter, renewMs + 2 * REOPEN_MS, arrive, onReady);
+  const openAgain = (): Promise<Subscription> =>
+    retrying(
+      t,
+      t.clock.now() + REOPEN_MS,
+      () =>
+        open().catch((cause) => {
+          if (!TechnocoreError.is(cause) || cause.code !== 'ring_gap') throw cause;
+          throw new Unavailable('the acknowledgement may be lost', cause);
+        }),
+      signal,
+    );
+  let current = await open();
+  for (let pauseMs = 0; ; ) {
+    const since = t.clock.now();
+    const timer = new AbortController();
+    const due = t.clock.sleep(renewMs, timer.signal).then(
+      () => undefined,
+      () => ({}),
+    );
+    let over = await Promise.race([current.ended, due]);
+    timer.abort();
+    if (over === undefined) {
+      const next = await openAgain();
+      // It may have been lost meanwhile; when the next one is open, the last can be given up.
+      over = await Promise.race([current.ended, Promise.resolve(undefined)]);
+      current.close();
+      current = next;
+      if (over === undefined) continue;
+    } else {
+      const { cause } = over as { cause?: unknown };
+      if (cause !== undefined && !(TechnocoreError.is(cause) && cause.code === 'ring_gap')) throw cause;
+      pauseMs = t.clock.now() - since < BRIEF_MS ? Math.min(2 * pauseMs || 1000, BRIEF_MS) : 0;
+      t.onEvent({ kind: 'retry', method: LISTEN, cause, afterMs: pauseMs });
+      if (pauseMs > 0) await t.clock.sleep(pauseMs, signal);
+      current = await openAgain();
+    }
+    for (const frame of assumed(filter)) arrive(frame);
+  }
+}
+
+const LISTEN = 'subscriptions/listen';
+
+/** Opens a subscription; resolves when it is acknowledged. */
+function subscribe(
+  peer: Peer,
+  filter: McpFilter,
+  holdMs: number,
+  arrive: (frame: JsonObject) => void,
+  onReady: McpListenOptions['onReady'],
+): Promise<Subscription> {
+  const outer = peer.o.signal!;
+  const stop = new AbortController();
+  const onAbort = (): void => stop.abort(outer.reason);
+  if (outer.aborted) onAbort();
+  outer.addEventListener('abort', onAbort);
+  const inner: Peer = { ...peer, o: { ...peer.o, signal: stop.signal } };
+  peer.id = undefined;
+  return new Promise((resolve, reject) => {
+    const subscription: Subscription = {
+      close: () => stop.abort('renewed'),
+      ended: exchange(
+        inner,
+        LISTEN,
+        { notifications: { ...filter }, _meta: ownMeta(peer) },
+        (frame, id) => {
+          const { method, params } = frame;
+          if (method === 'notifications/cancelled') {
+            return isObject(params) && params['requestId'] === id ? 'done' : undefined;
+          }
+          if (tagOf(frame, SUBSCRIPTION_ID) !== id) return undefined;
+          if (method === 'notifications/subscriptions/acknowledged') {
+            const honoured = honouredOf(params);
+            if (assumed(filter).length > 0 && assumed(honoured).length === 0) {
+              throw new TechnocoreError('not_offered', 'the server tells of nothing that was asked for');
+            }
+            onReady?.(honoured);
+            resolve(subscription);
+          } else {
+            arrive(frame);
+          }
+          return holdMs;
+        },
+        holdMs,
+      )
+        .then(
+          () => ({}),
+          (cause: unknown) => ({ cause }),
+        )
+        .finally(() => outer.removeEventListener('abort', onAbort)),
+    };
+    // Unless it was acknowledged before.
+    void subscription.ended.then(({ cause }: { cause?: unknown }) =>
+      reject(cause ?? badResponse('the end of a subscription that it had not acknowledged')),
+    );
+  });
+}
+
+/** What an acknowledgement says will be told. */
+function honouredOf(params: unknown): McpFilter {
+  const told = isObject(params) && isObject(params['notifications']) ? params['notifications'] : {};
+  const { resourceSubscriptions: uris } = told;
+  return {
+    ...Object.fromEntries(Object.keys(LIST_CHANGED).flatMap((kind) => (told[kind] === true ? [[kind, true]] : []))),
+    ...(Array.isArray(uris) && { resourceSubscriptions: uris.filter((uri) => typeof uri === 'string') }),
+  };
+}

@@ -1,0 +1,178 @@
+/**
+ * One request to an MCP server, from the asking side: what it says of itself, its one retry for a version, the fresh id
+ * after lost messages, and the word to the server when nobody waits for the answer any more.
+ *
+ * @module
+ */
+import { type CallOptions, converse, notify, type Taken } from './call.ts';
+import type { Channel } from './channel.ts';
+import { type JsonObject, resultOf } from './dispatch.ts';
+import { type RpcError, TechnocoreError } from './errors.ts';
+import { isObject, type Json } from './frames.ts';
+import { type Transport, transportOf } from './http.ts';
+import { MCP_VERSION, PROTOCOL_VERSION, SELF, UNSUPPORTED_VERSION } from './mcp.ts';
+import type { Signer } from './signer.ts';
+import { CLIENT_CAPABILITIES } from './toolcall.ts';
+
+const CLIENT_INFO = 'io.modelcontextprotocol/clientInfo';
+/** Times that a request is asked again because the reply room lost messages. */
+const MAX_REISSUES = 3;
+
+/** Options of the MCP calls. */
+export interface McpOptions extends CallOptions {
+  /** How we name ourselves. */
+  clientInfo?: { name: string; version: string; [member: string]: Json };
+  /** Capabilities beyond those that `onInput` implies. */
+  capabilities?: JsonObject;
+  /** More members of `_meta`, such as `traceparent`. */
+  meta?: JsonObject;
+}
+
+/** Whom we ask, and as whom. */
+export interface Peer {
+  readonly t: Transport;
+  readonly to: string | Channel;
+  readonly signer: Signer;
+  readonly o: McpOptions;
+  /** The id for the first request; each later one gets a fresh one. */
+  id: string | undefined;
+}
+
+export function peerOf(to: string | Channel, signer: Signer, { id, ...o }: McpOptions): Peer {
+  return { t: transportOf(o), to, signer, o, id };
+}
+
+export function badResponse(problem: string): TechnocoreError {
+  return new TechnocoreError('bad_response', `the other side sent ${problem}`);
+}
+
+export function ownMeta({ o }: Peer): JsonObject {
+  return {
+    ...o.meta,
+    [PROTOCOL_VERSION]: MCP_VERSION,
+    [CLIENT_INFO]: o.clientInfo ?? SELF,
+    [CLIENT_CAPABILITIES]: o.capabilities ?? {},
+  };
+}
+
+/** A member of `_meta` of a notification. */
+export function tagOf(frame: JsonObject, name: string): unknown {
+  const { params } = frame;
+  const meta = isObject(params) ? params['_meta'] : undefined;
+  return isObject(meta) ? meta[name] : undefined;
+}
+
+/** What comes of a notification while the request with that id waits. */
+export type Notice = (frame: JsonObject, id: string) => Taken;
+
+/** One request under one id; undefined when a notice ended it. If nobody waits for the answer any more, the server is told. */
+async function once(
+  peer: Peer,
+  method: string,
+  params: JsonObject,
+  notice: Notice,
+  holdMs: number | undefined,
+): Promise<Json | undefined> {
+  const { to, signer, o } = peer;
+  const { id: first } = peer;
+  peer.id = undefined;
+  let id = '';
+  let answer: JsonObject | undefined;
+  const options = first === undefined ? o : { ...o, id: first };
+  try {
+    await converse(
+      to,
+      method,
+      params,
+      signer,
+      options,
+      (frame, kind) => {
+        if (kind === 'notification') return notice(frame, id);
+        answer = frame;
+        return 'done';
+      },
+      holdMs,
+      (begun) => {
+        id = begun;
+      },
+    );
+  } catch (cause) {
+    if (id !== '' && answer === undefined) cancelled(peer, id, cause);
+    throw cause;
+  }
+  return answer && resultOf(answer);
+}
+
+/** Tells the server that nobody waits, if the request may have reached it. Nothing waits for that. */
+function cancelled({ t, to, signer, o }: Peer, requestId: string, cause: unknown): void {
+  const { signal, ...rest } = o;
+  let reason = 'the caller gave up';
+  if (signal?.aborted) {
+    if (typeof cause === 'string') reason = cause.slice(0, 200);
+  } else if (TechnocoreError.is(cause)) {
+    const known: { [code: string]: string } = {
+      call_timeout: 'timeout',
+      may_have_landed: 'timeout',
+      ring_gap: 'the answer may be lost',
+      not_offered: 'nothing to listen to',
+    };
+    if (known[cause.code] === undefined) return;
+    reason = known[cause.code]!;
+  }
+  notify(to, 'notifications/cancelled', { requestId, reason }, signer, rest).catch((cause) =>
+    t.onEvent({ kind: 'uncancelled', id: requestId, cause }),
+  );
+}
+
+/** A request that is asked once more when the server refuses the version and names one of ours. */
+export async function exchange(
+  peer: Peer,
+  method: string,
+  params: JsonObject,
+  notice: Notice,
+  holdMs?: number,
+): Promise<Json | undefined> {
+  try {
+    return await once(peer, method, params, notice, holdMs);
+  } catch (cause) {
+    if (!isRpc(cause, UNSUPPORTED_VERSION)) throw cause;
+    const { data } = cause.rpc;
+    const supported = isObject(data) ? data['supported'] : undefined;
+    if (!Array.isArray(supported) || !supported.includes(MCP_VERSION)) throw cause;
+    peer.t.onEvent({ kind: 'retry', method, cause, afterMs: 0 });
+    return once(peer, method, params, notice, holdMs);
+  }
+}
+
+export function isRpc(cause: unknown, code: number): cause is RpcError {
+  return TechnocoreError.is(cause) && cause.code === 'rpc' && (cause as RpcError).rpc.code === code;
+}
+
+/**
+ * The result of a request, of a type that we know.
+ *
+ * @param mayRepeat whether it may be asked again when messages were lost
+ */
+export async function ask(
+  peer: Peer,
+  method: string,
+  params: JsonObject,
+  mayRepeat: () => boolean,
+  notice: Notice = () => undefined,
+): Promise<JsonObject> {
+  for (let reissues = 0; ; reissues++) {
+    try {
+      const result = await exchange(peer, method, params, notice);
+      if (!isObject(result)) throw badResponse('a result that is no object');
+      const { resultType = 'complete' } = result;
+      if (resultType === 'complete' || (resultType === 'input_required' && method === 'tools/call')) {
+        return result as JsonObject;
+      }
+      throw badResponse(`a result of the type ${JSON.stringify(resultType).slice(0, 80)}, which is not known here`);
+    } catch (cause) {
+      const isLost = TechnocoreError.is(cause) && cause.code === 'ring_gap';
+      if (!isLost || reissues >= MAX_REISSUES || !mayRepeat()) throw cause;
+      peer.t.onEvent({ kind: 'retry', method, cause, afterMs: 0 });
+    }
+  }
+}
