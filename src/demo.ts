@@ -6,6 +6,7 @@
  */
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
+import { about, demoTools, mcpScenes } from './demo-mcp.ts';
 import { joiner, opener, parley } from './demo-parley.ts';
 import { createLocalService } from './local.ts';
 import { call, RpcError, Signer, say, serve, TechnocoreError } from './technocore-rpc.ts';
@@ -15,6 +16,8 @@ interface Scene {
   title: string;
   /** What came of it, in words. */
   outcome: string;
+  /** More of it, in lines of their own. */
+  lines: string[];
   ok: boolean;
   /** HTTP requests of the caller, and the time it took. */
   requests: number;
@@ -56,7 +59,8 @@ async function callee(base: string, mailbox: string): Promise<void> {
   ]);
   const stop = new AbortController();
   process.on('disconnect', () => stop.abort());
-  await serve(mailbox, signer, { base, methods, signal: stop.signal, onReady: () => report({ ready: signer.did }) });
+  const onReady = (): void => report({ ready: signer.did });
+  await serve(mailbox, signer, { ...about, base, methods, tools: demoTools(), signal: stop.signal, onReady });
 }
 
 // --- the caller --------------------------------------------------------------------------------------------------
@@ -69,14 +73,14 @@ async function caller(base: string, mailbox: string): Promise<void> {
   };
   const signer = Signer.generate();
   const replyTo = 'mb-p-demo-caller';
-  const ask = (method: string, params: any): Promise<any> =>
-    call(mailbox, method, params, signer, { base, fetch: counted, replyTo, timeoutMs: 10_000 });
+  const o = { base, fetch: counted, replyTo, timeoutMs: 10_000 };
+  const ask = (method: string, params: any): Promise<any> => call(mailbox, method, params, signer, o);
 
-  async function scene(title: string, play: () => Promise<[ok: boolean, outcome: string]>): Promise<void> {
+  async function scene(title: string, play: () => Promise<[boolean, string, string[]?]>): Promise<void> {
     const before = requests;
     const start = performance.now();
-    const [ok, outcome] = await play().catch((e): [boolean, string] => [false, String(e)]);
-    report({ scene: { title, outcome, ok, requests: requests - before, ms: performance.now() - start } });
+    const [ok, outcome, lines = []] = await play().catch((e): [boolean, string] => [false, String(e)]);
+    report({ scene: { title, outcome, lines, ok, requests: requests - before, ms: performance.now() - start } });
   }
 
   await scene('a call and its answer', async () => {
@@ -109,6 +113,7 @@ async function caller(base: string, mailbox: string): Promise<void> {
     const right = sums.filter((sum, i) => sum === 2 * i).length;
     return [right === 64, `${right} right answers through one pair of mailboxes`];
   });
+  await mcpScenes(scene, mailbox, signer, o);
   process.disconnect();
 }
 
@@ -162,7 +167,10 @@ export async function demo(cli: string, print: (line: string) => void, colour: b
       print(`${mark} ${title.padEnd(24)} ${outcome.padEnd(58)} ${spent}`.trimEnd());
     };
     client.on('message', (message: Report) => {
-      if ('scene' in message) show(message.scene.title, message.scene.outcome, message.scene.ok, message.scene);
+      if (!('scene' in message)) return;
+      const { title, outcome, lines, ok: right } = message.scene;
+      show(title, outcome, right, message.scene);
+      for (const line of lines) print(dim(`    ${line}`));
     });
     const [code] = await once(client, 'exit');
     ok &&= code === 0 && scenes > 0;
