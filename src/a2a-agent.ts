@@ -502,9 +502,9 @@ class Agent implements A2AAgent, Shop {
         await live.until(() => live.isSettled, wanted < 0 ? most : Math.min(wanted, most), context.signal);
         release();
       } else if (isNew) {
-        await live.until(() => live.isOver || live.turns > turns, BEGIN_MS, context.signal);
         // A handler that has its answer ready answers those who do not wait as well.
         for (let step = 0; step < AT_ONCE && !live.isOver; step++) await undefined;
+        await live.until(() => live.isOver || live.turns > turns, BEGIN_MS, context.signal);
       }
       live.show();
       const { outcome } = live;
@@ -616,15 +616,17 @@ class Agent implements A2AAgent, Shop {
 
   async #list(params: unknown, { from, id, limit }: CallContext): Promise<Json> {
     const { contextId, status, pageSize = 50, pageToken, ...o } = checkParams(isListed, params);
-    const after = o.statusTimestampAfter === undefined ? Number.NEGATIVE_INFINITY : Date.parse(o.statusTimestampAfter);
+    const after = o.statusTimestampAfter === undefined ? undefined : Date.parse(o.statusTimestampAfter);
     const found: A2ATaskView[] = [];
     for (const { task } of await this.store.list(from)) {
       if (contextId && task.contextId !== contextId) continue;
       if (status && task.status.state !== status) continue;
-      if (Date.parse(task.status.timestamp!) < after || this.#live.get(task.id)?.shown === false) continue;
+      if (after !== undefined && Date.parse(task.status.timestamp!) < after) continue;
+      if (this.#live.get(task.id)?.shown === false) continue;
       found.push(task);
     }
-    found.sort((a, b) => (placeOf(a) < placeOf(b) ? 1 : -1));
+    // The other way round they mostly are in order as they come.
+    found.reverse().sort(byPlace);
     const place = pageToken ? placeIn(pageToken) : undefined;
     let next = place === undefined ? 0 : found.findIndex((task) => placeOf(task) < place);
     if (next < 0) next = found.length;
@@ -645,6 +647,10 @@ class Agent implements A2AAgent, Shop {
 
 /** What sorts tasks: when their states were published, then their ids. */
 const placeOf = ({ id, status }: A2ATaskView): string => `${status.timestamp} ${id}`;
+const byPlace = (a: A2ATaskView, b: A2ATaskView): number => {
+  const [one, other] = [a.status.timestamp!, b.status.timestamp!];
+  return one === other ? (a.id < b.id ? 1 : -1) : one < other ? 1 : -1;
+};
 const tokenOf = (task: A2ATaskView): string => toBase64url(utf8(placeOf(task)));
 
 function placeIn(token: string): string {

@@ -97,15 +97,15 @@ class MemoryStore implements A2AStore {
 
   put(record: A2ARecord): void | Promise<void> {
     const old = this.#held(record);
-    this.#makeRoom(record, charsOf(record) - (old?.chars ?? 0), old ? 0 : 1);
-    this.keep(record);
+    const chars = charsOf(record);
+    this.#makeRoom(record, chars - (old?.chars ?? 0), old ? 0 : 1);
+    this.keep(record, chars);
   }
 
   /** {@link put} whatever the bounds say. */
-  protected keep(record: A2ARecord): void {
+  protected keep(record: A2ARecord, chars: number = charsOf(record)): void {
     const { owner, task, requests } = record;
     const old = this.#held(record);
-    const chars = charsOf(record);
     let owned = this.#owners.get(owner);
     if (!owned) this.#owners.set(owner, (owned = new Owned()));
     // Set anew when its state is, so that the order is that of states.

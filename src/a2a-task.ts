@@ -98,6 +98,8 @@ const MAX_REQUESTS = 32;
 /** Items that a slow stream may be behind. */
 const MAX_BEHIND = 256;
 
+const OVER = new TechnocoreError('over', 'the wait is over');
+
 /** What all tasks of an agent have in common. */
 export interface Shop {
   readonly store: A2AStore;
@@ -381,7 +383,7 @@ export class LiveTask {
     return new Promise((resolve) => {
       const timer = new AbortController();
       const done = (): void => {
-        timer.abort();
+        timer.abort(OVER);
         signal.removeEventListener('abort', done);
         this.#waiters.delete(look);
         resolve();
