@@ -53,14 +53,28 @@ test('the README has examples', () => {
   expect(blocks.length).toBeGreaterThanOrEqual(5);
 });
 
-test('serve and call', async () => {
-  const server = start('serve', blocks[0]!);
-  server.done.catch(() => {});
-  for await (const _ of follow('mb-p-greeter-7c1f', { base: service.url, since: 0 })) break;
-  expect(await start('call', blocks[1]!).done).toMatch(/^Hello Ada, you are did:key:z6Mk/);
-  server.stop();
-});
+/** Mailboxes that one example serves and the next one calls, and what that prints. */
+const PAIRS: [mailbox: string, printed: RegExp][] = [
+  ['mb-p-greeter-7c1f', /^Hello Ada, you are did:key:z6Mk/],
+  ['mb-p-tools-83be', /purge - Deletes old files\.\n1 of 2: half of it\nfalse { deleted: 3 }\n$/],
+];
+const paired = new Set<string>();
 
-test.each(blocks.map((code, i) => [i + 1, code] as const).slice(2))('example %i runs', async (i, code) => {
+for (const [mailbox, printed] of PAIRS) {
+  const [served, called] = blocks.filter((code) => code.includes(mailbox)) as [string, string];
+  paired.add(served).add(called);
+
+  test(`serve and call: ${mailbox}`, async () => {
+    const server = start(`serve-${mailbox}`, served);
+    server.done.catch(() => {});
+    for await (const _ of follow(mailbox, { base: service.url, since: 0 })) break;
+    expect(await start(`call-${mailbox}`, called).done).toMatch(printed);
+    server.stop();
+  });
+}
+
+const alone = blocks.flatMap((code, i) => (paired.has(code) ? [] : [[i + 1, code] as const]));
+
+test.each(alone)('example %i runs', async (i, code) => {
   expect(await start(`example-${i}`, code).done).not.toMatch(/Error/);
 });
