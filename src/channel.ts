@@ -69,8 +69,11 @@ export function isMailbox(room: unknown): room is string {
 
 const OPENED = {};
 const MAX_OPENED = 1024;
-/** How far behind the newest message a line is still seen by everybody who looks for it: they read 200. */
-const IN_SIGHT = 100;
+/**
+ * How far behind the newest message a line is still seen by everybody who looks for it: they read 200, or of the longest
+ * ones those of the last 1 MiB.
+ */
+const IN_SIGHT = 50;
 /** The same in time, for rooms whose messages expire, ms. */
 const IN_SIGHT_MS = 300_000;
 
@@ -94,9 +97,14 @@ function isInSight(t: Transport, room: string, line: Line, feed: Feed): boolean 
 
 async function writtenLine(t: Transport, room: string, key: SigningKey): Promise<Line> {
   const at = t.clock.now();
-  const view = await retrying(t, at + PATIENCE_MS, () => readView(t, room, { limit: 2 * IN_SIGHT }));
+  const view = await retrying(t, at + PATIENCE_MS, () => readView(t, room, { limit: IN_SIGHT }));
   const ours = view.messages.filter((m) => m.from === key.did).at(-1);
-  if (ours && view.lastSeq - ours.seq < IN_SIGHT && !roomClasses(room).e) return { seq: ours.seq, at };
+  if (ours && !roomClasses(room).e) return { seq: ours.seq, at };
+  return freshLine(t, room, key);
+}
+
+async function freshLine(t: Transport, room: string, key: SigningKey): Promise<Line> {
+  const at = t.clock.now();
   return { seq: (await saySigned(t, key, room, 'mailbox opened')).seq, at };
 }
 
@@ -119,7 +127,8 @@ export async function openMailbox(
   let entry = opened.get(name);
   if (!entry || (entry.line && feed && !isInSight(t, room, entry.line, feed))) {
     if (opened.size >= MAX_OPENED) opened.clear();
-    const opening = writtenLine(t, room, key).then(
+    // What is known to be out of sight is not looked for.
+    const opening = (entry ? freshLine : writtenLine)(t, room, key).then(
       (line) => {
         made.line = line;
       },

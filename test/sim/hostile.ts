@@ -31,6 +31,8 @@ export class Hostile {
   readonly #world: World;
   readonly #random: Random;
   readonly #keys: Signer[];
+  /** Rooms whose ring they filled. */
+  readonly flooded: Set<string> = new Set();
   #nonce = EPOCH + 60_000;
   #address = 0;
   #requests = 0;
@@ -60,8 +62,9 @@ export class Hostile {
   }
 
   /** Fills a ring within a few seconds. */
-  async flood(room: string): Promise<void> {
+  flood(room: string): void {
     this.#count('flood');
+    this.flooded.add(room);
     const random = this.#random;
     const { timeline } = this.#world;
     const messages = 10 + random.int(120);

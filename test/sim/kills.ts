@@ -79,7 +79,7 @@ export async function killServers(kills: number, seed: number, program: string):
     while (report.kills < kills) {
       // From the first moment on: also while it reads its ledger, and before it is ready.
       const ready = report.kills % 4 === 3 ? undefined : start;
-      await new Promise((resolve) => setTimeout(resolve, random.between(5, 400)));
+      await new Promise((resolve) => setTimeout(resolve, random.between(5, 1200)));
       await kill();
       report.kills++;
       if (ready) await ready();

@@ -66,6 +66,8 @@ export class Network {
   readonly #log: (line: string) => void;
   readonly #bug: NetworkBug | undefined;
   readonly #partitions: Map<Host, number> = new Map();
+  /** What is under way, by who sent it. */
+  readonly #open: Map<Host, Set<AbortController>> = new Map();
   /** What a naive client would do: {@link NetworkBug} `signs-again`. */
   resign: ((path: string) => string | undefined) | undefined;
 
@@ -119,6 +121,12 @@ export class Network {
     return fate;
   }
 
+  /** A process is gone, and with it its sockets. */
+  hangUp(host: Host): void {
+    for (const open of this.#open.get(host) ?? []) open.abort(new TypeError('the peer is gone'));
+    this.#open.delete(host);
+  }
+
   /** The network as one process sees it. */
   fetchOf(host: Host): typeof fetch {
     const reach = this.#service.client(host.address);
@@ -140,10 +148,13 @@ export class Network {
     const { signal } = init;
     return new Promise<Response>((resolve, reject) => {
       const hangUp = new AbortController();
+      const open = this.#open.get(host) ?? new Set();
+      this.#open.set(host, open.add(hangUp));
       let isOver = false;
       const end = (settle: () => void): void => {
         if (isOver) return;
         isOver = true;
+        open.delete(hangUp);
         signal?.removeEventListener('abort', onAbort);
         if (host.isAlive) settle();
       };

@@ -152,6 +152,7 @@ export class Machine implements Host {
     if (!this.isAlive) return;
     this.isAlive = false;
     this.clock.stop();
+    this.#world.network.hangUp(this);
     this.#world.log(`${this.name} dies`);
     this.#onDeath();
   }
@@ -589,9 +590,13 @@ export class World {
     this.#ranNumbers.add(`${from} ${n}`);
   }
 
-  /** Whether a caller cannot be heard for a reason of its own: set back, it signs with nonces that were used before. */
+  /**
+   * Whether a caller cannot be heard for a reason of its own: set back, it signs with nonces that were used before; or its
+   * line was pushed out of a ring that is smaller than any that the service has.
+   */
   isExempt(caller: Caller): boolean {
-    return caller.lives > 1 && caller.machine!.clock.now() < caller.highestBefore + 10 * MINUTE;
+    if (caller.lives > 1 && caller.machine!.clock.now() < caller.highestBefore + 10 * MINUTE) return true;
+    return this.hostile.flooded.has(caller.room);
   }
 
   noteNonce(path: string): void {
@@ -653,7 +658,7 @@ export class World {
       this.service.age(room, 8 * 24 * 60 * MINUTE);
       void this.hostile.say('reaper', 'time passes');
     });
-    sometime(plan.floods, () => void this.hostile.flood(someone().room));
+    sometime(plan.floods, () => this.hostile.flood(someone().room));
     sometime(plan.attacks, () => void this.hostile.attack());
   }
 
@@ -664,7 +669,7 @@ export class World {
     network.rates = plan.rates;
     for (const caller of this.callers) caller.boot();
     this.#schedule();
-    await timeline.run(plan.activeMs);
+    await timeline.run(timeline.now + plan.activeMs);
     if (plan.longPause) await timeline.run(timeline.now + 20 * MINUTE);
     // Whatever still goes wrong, every question comes to an end.
     const isOver = (): boolean =>
