@@ -217,8 +217,9 @@ class Server implements Listener {
 
   /** Lets what was begun end, each by its deadline at the latest. */
   async drain(): Promise<void> {
-    while (this.#tasks.size > 0) await Promise.allSettled(this.#tasks);
+    // Subscriptions would go on for long; they end with an answer, like the rest.
     this.#dispatcher.close();
+    while (this.#tasks.size > 0) await Promise.allSettled(this.#tasks);
   }
 
   gap(gap: RingGap): void {
