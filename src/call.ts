@@ -440,9 +440,10 @@ export async function converse(
         try {
           const taken = take(frame, kind);
           if (taken === undefined) return;
-          if (line.peer === undefined) {
+          line.peer = from;
+          if (!pins.has(room)) {
             if (pins.size >= MAX_PINS) pins.delete(pins.keys().next().value!);
-            pins.set(room, (line.peer = from));
+            pins.set(room, from);
           }
           if (taken === 'done') finish();
           else extend(taken === 'alive' ? timeoutMs : taken);

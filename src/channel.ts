@@ -85,6 +85,14 @@ interface Line {
   epoch?: number;
 }
 
+/** What is known of a mailbox of ours. */
+interface Opened {
+  readonly opening: Promise<void>;
+  line?: Line;
+  /** While another line is being written. */
+  isRenewed?: boolean;
+}
+
 /** Whether a line still shows, as far as the one who reads the room can tell. */
 function isInSight(t: Transport, room: string, line: Line, feed: Feed): boolean {
   const { place, epoch } = feed;
@@ -114,21 +122,21 @@ async function freshLine(t: Transport, room: string, key: SigningKey): Promise<L
  * mailbox, and again when so much came after it that nobody would see it any more.
  *
  * @param feed that of the mailbox, once it is placed
+ * @returns undefined when there is nothing to wait for
  */
-export async function openMailbox(
+export function openMailbox(
   t: Transport,
   room: string,
   key: SigningKey,
   signal?: AbortSignal,
   feed?: Feed,
-): Promise<void> {
-  const opened = sharedOf(t, OPENED, () => new Map<string, { line?: Line; opening: Promise<unknown> }>());
+): Promise<void> | undefined {
+  const opened = sharedOf(t, OPENED, () => new Map<string, Opened>());
   const name = `${room} ${key.did}`;
   let entry = opened.get(name);
-  if (!entry || (entry.line && feed && !isInSight(t, room, entry.line, feed))) {
+  if (!entry) {
     if (opened.size >= MAX_OPENED) opened.clear();
-    // What is known to be out of sight is not looked for.
-    const opening = (entry ? freshLine : writtenLine)(t, room, key).then(
+    const opening = writtenLine(t, room, key).then(
       (line) => {
         made.line = line;
       },
@@ -137,12 +145,26 @@ export async function openMailbox(
         throw cause;
       },
     );
-    const made: { line?: Line; opening: Promise<unknown> } = { opening };
+    const made: Opened = { opening };
     // Whoever waits may have left by then.
     opening.catch(() => {});
     opened.set(name, (entry = made));
+  } else if (entry.line && feed && !entry.isRenewed && !isInSight(t, room, entry.line, feed)) {
+    // Nobody has to wait for what only is to stay in sight.
+    const renewed = entry;
+    renewed.isRenewed = true;
+    void freshLine(t, room, key)
+      .then(
+        (line) => {
+          renewed.line = line;
+        },
+        () => {},
+      )
+      .finally(() => {
+        renewed.isRenewed = false;
+      });
   }
-  if (!entry.line) await orAbort(entry.opening, signal);
+  return entry.line ? undefined : orAbort(entry.opening, signal);
 }
 
 /**
@@ -168,7 +190,9 @@ export function mailboxes(
       return feed.listen(listener, { signal, nudged: latency === 'fast' });
     },
     async send(text, o = {}) {
-      await openMailbox(t, replyTo, key, o.signal, feed);
+      // Without a pause, so that whoever asks the budget next knows of this write.
+      const opening = openMailbox(t, replyTo, key, o.signal, feed);
+      if (opening) await opening;
       const sent = await saySigned(t, key, to, text, o.signal, o.deadline);
       if (latency === 'fast') feed.nudge();
       return sent;

@@ -5,17 +5,7 @@
  * @module
  */
 import type { RingGap } from './errors.ts';
-import {
-  budgetOf,
-  type Clock,
-  orAbort,
-  type Polled,
-  poll,
-  retrying,
-  rhythmOf,
-  sharedOf,
-  type Transport,
-} from './http.ts';
+import { budgetOf, orAbort, type Polled, poll, retrying, rhythmOf, sharedOf, type Transport } from './http.ts';
 import { type Message, verifyMessage } from './messages.ts';
 import { isDid } from './names.ts';
 import { type Batch, PATIENCE_MS, type Place, RoomCursor } from './rooms.ts';
@@ -84,53 +74,49 @@ const WARM_MS = 30_000;
  * exchanges one message at a time never waits for it.
  */
 class Gathering {
-  readonly #clock: Clock;
   /** Messages that a pause is to gather: ever more while they come, and no more than came when they do not. */
   #want = 1;
-  /** How far apart messages come at the closest, ms. */
-  #apart = Number.POSITIVE_INFINITY;
-  /** When the last read of the burst came back. */
-  #last: number | undefined;
-
-  constructor(clock: Clock) {
-    this.#clock = clock;
-  }
+  /** How far apart the messages of this burst come, ms. */
+  #apart = 0;
+  #isOn = false;
+  #wasShort = false;
+  #pauseMs = 0;
 
   /**
    * The pause before the next read, ms.
    *
-   * @param came messages that the last one brought
+   * @param messages what the last one brought, at least one
    * @param took how long it was held, ms
    * @param expected messages that are likely to come
    */
-  pauseMs(came: number, took: number, expected: number): number {
-    const now = this.#clock.now();
-    const since = this.#last === undefined ? took : now - this.#last;
-    // A clock that was set back tells nothing.
-    if (since >= 0) this.#apart = Math.min(this.#apart, since / came);
-    if (expected < (this.#want > 1 ? 2 : FEW)) {
-      this.#want = 1;
-      this.#apart = Number.POSITIVE_INFINITY;
-      this.#last = undefined;
-      return 0;
-    }
-    this.#last = now;
-    if (came >= this.#want) this.#want = Math.min(4 * came, MAX_GATHERED);
-    else if (came <= this.#want / 2) this.#want = came;
+  pauseMs(messages: Message[], took: number, expected: number): number {
+    const came = messages.length;
+    const span = Date.parse(messages.at(-1)!.ts) - Date.parse(messages[0]!.ts);
+    if (came >= 3 && span >= 0) this.#apart = span / (came - 1);
+    else if (this.#pauseMs === 0) this.#apart = took / came;
+    this.#isOn = expected >= (this.#want > 1 ? 2 : FEW);
+    const isShort = came <= this.#want / 2;
+    if (!this.#isOn) this.#want = 1;
+    // Of answers it is known how many come; of requests only that there are ever more.
+    else if (came >= this.#want) this.#want = Math.min(Number.isFinite(expected) ? expected : 16 * came, MAX_GATHERED);
+    // Once may be because the other side gathers, too.
+    else if (isShort && this.#wasShort) this.#want = came;
+    this.#wasShort = isShort && !this.#wasShort;
     const gathered = Math.min(this.#want, expected);
-    return gathered > 1 && this.#apart < FAR_MS ? Math.min(gathered * this.#apart, MAX_PAUSE_MS) : 0;
+    this.#pauseMs = gathered > 1 && this.#apart < FAR_MS ? Math.min(gathered * this.#apart, MAX_PAUSE_MS) : 0;
+    return this.#pauseMs;
   }
 
   /** True while messages come in a burst. */
   get burst(): boolean {
-    return this.#last !== undefined;
+    return this.#isOn;
   }
 }
 
 /** Messages for which no read is saved. */
 const FEW = 5;
 /** Most messages that a pause between two reads is meant to gather. */
-const MAX_GATHERED = 32;
+const MAX_GATHERED = 48;
 /** Messages further apart are not waited for, ms: they would keep the first ones too long. */
 const FAR_MS = 100;
 /** Longest such pause, ms. */
@@ -154,7 +140,7 @@ interface Registration {
 export class Feed {
   readonly #t: Transport;
   readonly #cursor: RoomCursor;
-  readonly #gathering: Gathering;
+  readonly #gathering = new Gathering();
   readonly #listeners = new Set<Registration>();
   #loop: AbortController | undefined;
   #starting: Promise<void> | undefined;
@@ -171,7 +157,6 @@ export class Feed {
 
   constructor(t: Transport, room: string) {
     this.#t = t;
-    this.#gathering = new Gathering(t.clock);
     this.#cursor = new RoomCursor(t, room);
   }
 
@@ -363,8 +348,7 @@ export class Feed {
       signal.throwIfAborted();
       const batch = await this.#cursor.take(view, signal);
       if (batch) this.#deliver(batch);
-      if (batch?.messages.length)
-        return { value: this.#gathering.pauseMs(batch.messages.length, took, this.#expected()) };
+      if (batch?.messages.length) return { value: this.#gathering.pauseMs(batch.messages, took, this.#expected()) };
       // What another read of ours brought first was no early answer.
       if (batch || view.messages.length > 0) return { value: 0 };
       return view.waitHeld === undefined ? {} : { held: view.waitHeld };
