@@ -153,11 +153,15 @@ interface Listed {
   includeArtifacts?: boolean;
 }
 
+/** The first of the enumeration stands for none, in ProtoJSON written out or not. */
+const isStateOrNone: Check<A2AState | undefined> = (value, at) =>
+  value === 'TASK_STATE_UNSPECIFIED' ? undefined : isState(value, at);
+
 const isListed = isShaped<Listed>(
   {},
   {
     contextId: isAnyText,
-    status: isState,
+    status: isStateOrNone,
     pageSize: isCount(1, 100),
     pageToken: isAnyText,
     historyLength: isHistoryLength,

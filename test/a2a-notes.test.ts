@@ -19,7 +19,7 @@ import { vectors } from './a2a-vectors.ts';
 import { broken, FREE, faulty, PROFILES, type World, world } from './support.ts';
 import { settled } from './virtual-clock.ts';
 
-const { addresses, cas } = vectors.taskNotes;
+const { addresses, cas }: { [name: string]: any[] } = vectors.taskNotes;
 const write = (w: World, id: string, value: string) => {
   const { ns, key } = a2aTaskNote(id);
   return w.run(setNote(ns, key, value, w.o));
@@ -35,7 +35,7 @@ const failure = (work: Promise<unknown>): Promise<any> =>
     (cause) => cause,
   );
 
-test.each(addresses)('the address of $taskId', ({ taskId, ns, key }: any) => {
+test.each(addresses!)('the address of $taskId', ({ taskId, ns, key }: any) => {
   expect(a2aTaskNote(taskId)).toEqual({ ns, key });
   expect(a2aTaskNote(taskId, 'p-x7')).toEqual({ ns: ns.replace('a2a-task', 'p-x7'), key });
 });
@@ -66,7 +66,7 @@ describe.each(PROFILES)('compare-and-set, service %s', (profile) => {
     ],
   ];
   for (const [how, run] of through) {
-    test.each(cas)(`$name, through ${how}`, async ({ given, write: wanted, then: expected }: any) => {
+    test.each(cas!)(`$name, through ${how}`, async ({ given, write: wanted, then: expected }: any) => {
       const w = world(profile);
       if (given !== null) await write(w, 'job-1', given);
       const cause = await failure(w.run(run(w, 'job-1', wanted)));

@@ -111,11 +111,11 @@ describe('the recorded cases, through two processes', () => {
 });
 
 describe('task notes, through two processes', () => {
-  test.each(vectors.taskNotes.addresses)('the address of $taskId', async ({ taskId, ns, key }: any) => {
+  test.each<any>(vectors.taskNotes.addresses)('the address of $taskId', async ({ taskId, ns, key }: any) => {
     expect(await working(0, 'address', { id: taskId })).toEqual({ ns, key });
   });
 
-  test.each(vectors.taskNotes.cas)('$name', async ({ given, write, then }: any) => {
+  test.each<any>(vectors.taskNotes.cas)('$name', async ({ given, write, then }: any) => {
     const id = `cas-${++count}`;
     const { ns, key } = a2aTaskNote(id);
     const o = { base: service.url };

@@ -63,7 +63,8 @@ describe('the recorded cases, through a dispatcher', () => {
 });
 
 describe('states', () => {
-  const { legal, illegal, spelling } = vectors.states;
+  const { spelling } = vectors.states;
+  const { legal, illegal }: { legal: [string, string][]; illegal: [string, string][] } = vectors.states;
   const full = (state: string): string => `TASK_STATE_${state}`;
 
   test('each has two spellings and no third', () => {
@@ -685,6 +686,7 @@ describe('lists', () => {
     const list = async (params: object) => of((await ask('ListTasks', params)).tasks);
     expect(await list({ contextId: 'd-one' })).toEqual([4, 5, 6]);
     expect(await list({ status: 'TASK_STATE_COMPLETED' })).toEqual([1, 3, 5]);
+    expect(await list({ status: 'TASK_STATE_UNSPECIFIED' })).toHaveLength(7);
     const { timestamp } = (await ask('ListTasks', { pageSize: 3 })).tasks[2].status;
     expect(await list({ statusTimestampAfter: timestamp })).toEqual([0, 1, 2]);
     expect(await list({ statusTimestampAfter: timestamp, contextId: 'd-one' })).toEqual([]);
