@@ -118,7 +118,7 @@ const FEW = 5;
 /** Most messages that a pause between two reads is meant to gather. */
 const MAX_GATHERED = 48;
 /** Messages further apart are not waited for, ms: they would keep the first ones too long. */
-const FAR_MS = 100;
+const FAR_MS = 30;
 /** Longest such pause, ms. */
 const MAX_PAUSE_MS = 250;
 

@@ -1,0 +1,811 @@
+import { describe, expect, test } from 'vitest';
+import { call } from '../src/call.ts';
+import type { CallContext, Handler } from '../src/dispatch.ts';
+import { idempotent, localOnly } from '../src/dispatch.ts';
+import { Conflict, RpcError } from '../src/errors.ts';
+import { encodeLong } from '../src/frames.ts';
+import { publishIdentity } from '../src/identity.ts';
+import { memoryLedger } from '../src/ledger.ts';
+import { defineTool, mcpLayer } from '../src/mcp.ts';
+import { identityNote } from '../src/names.ts';
+import { setNote } from '../src/notes.ts';
+import { type Place, read } from '../src/rooms.ts';
+import { type ServeOptions, serve } from '../src/serve.ts';
+import type { Signer } from '../src/signer.ts';
+import { broken, faulty, isSay, PROFILES, type Profile, requestFrame, signer, world } from './support.ts';
+import { settled } from './virtual-clock.ts';
+
+const client = signer(1);
+const server = signer(2);
+const eve = signer(3);
+const BOX = 'mb-p-server';
+const MINE = 'mb-p-client';
+const META = { 'chat.technocore/reply': MINE };
+
+/** A server in a world, written to by hand. */
+function serving(profile: Profile = 'modern', limits = {}) {
+  const w = world(profile, limits);
+  const runs: string[] = [];
+  const methods = new Map<string, Handler>([
+    ['echo', (params) => params],
+    ['run', ({ n }) => void runs.push(`${n}`)],
+  ]);
+  return {
+    ...w,
+    runs,
+    methods,
+    async start(o: ServeOptions = {}, key = server) {
+      const stop = new AbortController();
+      let ready!: () => void;
+      const isReady = new Promise<void>((resolve) => (ready = resolve));
+      const over = serve(BOX, key, {
+        ...w.o,
+        fetch: w.service.client('server'),
+        methods,
+        signal: stop.signal,
+        onReady: ready,
+        ...o,
+      });
+      await w.run(Promise.race([isReady, over]));
+      return {
+        over,
+        abort: () => stop.abort(),
+        async stop() {
+          stop.abort();
+          await w.run(over);
+        },
+      };
+    },
+    /** Says it in the mailbox, and lets what it sets off happen. */
+    async say(text: string, key: Signer = client, ms = 40) {
+      await w.run(key.say(BOX, text, w.o));
+      await w.clock.advance(ms);
+    },
+    /** What stands in a room that the server wrote, as frames. */
+    async answers(room = MINE): Promise<any[]> {
+      const { messages } = await w.run(read(room, { ...w.o, limit: 200 }));
+      return messages
+        .filter((m) => m.from === server.did && m.text !== 'mailbox opened')
+        .map((m) => JSON.parse(m.text));
+    },
+    /** Opens the reply mailbox, as our clients do. */
+    open: (key: Signer = client, room = MINE) => w.run(key.say(room, 'mailbox opened', w.o)),
+  };
+}
+
+const ask = (id: unknown, method: string, params: object = {}): string =>
+  requestFrame(id, method, { ...params, _meta: META });
+
+describe.each(PROFILES)('answers, %s', (profile) => {
+  test('ids go back with their type; results and errors by the specification', async () => {
+    const w = serving(profile);
+    w.methods.set('rpc', () => {
+      throw new RpcError(7, 'mine', { a: 1 });
+    });
+    w.methods.set('conflict', () => {
+      throw new Conflict('409', 'there');
+    });
+    w.methods.set('bug', () => {
+      throw new Error('a secret');
+    });
+    w.methods.set('nothing', () => undefined);
+    w.methods.set('never json', () => 1n);
+    w.methods.set(
+      'local',
+      localOnly(() => 1),
+    );
+    await w.open();
+    const s = await w.start();
+    for (const id of ['1', 1, 0, -1, 1.5, '', 'ü\u007f', null]) await w.say(ask(id, 'nothing'));
+    expect(await w.answers()).toEqual(
+      ['1', 1, 0, -1, 1.5, '', 'ü\u007f', null].map((id) => ({ jsonrpc: '2.0', id, result: null })),
+    );
+    for (const method of ['rpc', 'conflict', 'bug', 'never json', 'local', 'nope']) await w.say(ask(method, method));
+    const errors = (await w.answers()).slice(8).map((a) => a.error);
+    expect(errors[0]).toEqual({ code: 7, message: 'mine', data: { a: 1 } });
+    expect(errors[1]).toMatchObject({ code: 1005, data: { actual: 'there' } });
+    expect(errors[2]).toEqual({ code: -32603, message: 'Internal error' });
+    expect(errors[3].code).toBe(-32603);
+    expect(errors[4].code).toBe(-32601);
+    expect(errors[5].code).toBe(-32601);
+    expect(w.events).toContainEqual(expect.objectContaining({ kind: 'handler-error', method: 'bug' }));
+    await s.stop();
+  });
+
+  test('a handler learns who asks, what for and from where, and can tell the caller things meanwhile', async () => {
+    const w = serving(profile);
+    let seen!: CallContext;
+    let heard: unknown;
+    w.methods.set('look', (params, context) => {
+      seen = context;
+      heard = params;
+      context.notify('progress', { half: true });
+      return 'done';
+    });
+    await w.open();
+    const s = await w.start();
+    await w.say(requestFrame('x', 'look', { a: 1, _meta: { ...META, more: 2 } }));
+    expect(heard).toEqual({ a: 1 });
+    expect(seen).toMatchObject({ from: client.did, id: 'x', room: BOX, meta: { more: 2 } });
+    expect(seen.signal.aborted).toBe(true);
+    seen.notify('late', {});
+    await w.clock.advance(10);
+    expect(await w.answers()).toEqual([
+      { jsonrpc: '2.0', method: 'progress', params: { half: true } },
+      { jsonrpc: '2.0', id: 'x', result: 'done' },
+    ]);
+    await s.stop();
+  });
+
+  test('fault 77: methods are what was registered, and nothing that objects have', async () => {
+    const w = serving(profile);
+    await w.open();
+    const s = await w.start();
+    const names = ['constructor', 'toString', '__proto__', 'hasOwnProperty', 'get', 'set', 'size', '', 'prototype'];
+    for (const name of names) await w.say(ask(name, name));
+    expect((await w.answers()).map((a) => a.error.code)).toEqual(names.map(() => -32601));
+    await w.say(
+      `{"jsonrpc":"2.0","id":"p","method":"echo","params":{"__proto__":{"polluted":1},"_meta":${JSON.stringify(META)}}}`,
+    );
+    expect(({} as any).polluted).toBeUndefined();
+    expect((await w.answers()).at(-1).id).toBe('p');
+    await s.stop();
+  });
+
+  test('fault 78: an answer too large for a message is an error with its size, not silence', async () => {
+    const w = serving(profile);
+    w.methods.set('big', () => 'x'.repeat(5000));
+    w.methods.set('wide', () => '漢'.repeat(700));
+    w.methods.set('fits', ({ n }) => 'x'.repeat(n));
+    await w.open();
+    const s = await w.start();
+    for (const method of ['big', 'wide']) await w.say(ask(method, method));
+    const [big, wide] = await w.answers();
+    expect(big).toMatchObject({ id: 'big', error: { code: -32603, data: { chars: 5000 + 40, limit: 4096 } } });
+    expect(wide).toMatchObject({ id: 'wide', error: { code: -32603, data: { limit: 4096 } } });
+    const frame = '{"jsonrpc":"2.0","id":"f","result":""}'.length;
+    await w.say(ask('f', 'fits', { n: 4096 - frame }));
+    expect((await w.answers()).at(-1).result).toHaveLength(4096 - frame);
+    await w.say(ask('g', 'fits', { n: 4097 - frame }));
+    expect((await w.answers()).at(-1)).toMatchObject({ id: 'g', error: { data: { chars: 4097 } } });
+    await s.stop();
+  });
+
+  test('fault 79: what the sweep would change arrives unchanged, both ways', async () => {
+    const w = serving(profile);
+    await w.open();
+    const s = await w.start();
+    const odd = 'a\u200bb\n\u007f\u0085\u2028\ufeff\ud83d\ude80\ud800 z\u00ad';
+    await w.say(requestFrame('x', 'echo', { odd, _meta: META }));
+    expect((await w.answers())[0].result).toEqual({ odd });
+    await s.stop();
+  });
+
+  test('fault 75: nothing is ever said to a notification, a response, or another server', async () => {
+    const w = serving(profile);
+    await w.open();
+    const s = await w.start();
+    await w.say(requestFrame(undefined, 'run', { n: 'notified', _meta: META }));
+    await w.say(requestFrame(undefined, 'nope', { _meta: META }));
+    for (const response of [
+      { jsonrpc: '2.0', id: 1, result: 1, params: { _meta: META } },
+      { jsonrpc: '2.0', id: 1, error: { code: 1, message: 'x' } },
+      { result: 1, id: 1 },
+      { jsonrpc: '2.0', result: 1 },
+      { id: null, error: 1 },
+      [
+        { jsonrpc: '2.0', id: 1, result: 1 },
+        { jsonrpc: '2.0', id: 2, error: {} },
+      ],
+    ]) {
+      await w.say(encodeLong(response));
+    }
+    await w.say(encodeLong([{ jsonrpc: '2.0', method: 'run', params: { n: 'batched', _meta: META } }]));
+    expect(w.runs).toEqual(['notified', 'batched']);
+    expect(await w.answers()).toEqual([]);
+    await s.stop();
+  });
+
+  test('fault 71: answers go to mailboxes only, never into the one that is served, and few where the key was never seen', async () => {
+    const w = serving(profile);
+    await w.run(client.say('lobby', 'hi', w.o));
+    await w.run(signer(9).say('mb-p-victim', 'mine', w.o));
+    const s = await w.start({ replyLimits: { unprovedPerDay: 3 } });
+    for (const room of ['lobby', BOX, 'events', 'x', 7, {}, null]) {
+      await w.say(requestFrame('1', 'echo', { _meta: { 'chat.technocore/reply': room } }));
+    }
+    for (let i = 0; i < 6; i++) {
+      await w.say(requestFrame(`v${i}`, 'run', { n: i, _meta: { 'chat.technocore/reply': 'mb-p-victim' } }), eve);
+    }
+    expect(await w.answers('lobby')).toEqual([]);
+    expect((await w.answers(BOX)).length).toBe(0);
+    expect(await w.answers('mb-p-victim')).toHaveLength(3);
+    expect(w.kinds()).toContain('refused');
+    await s.stop();
+  });
+
+  test('fault 71: a policy has the last word, and who may not call is told so, or nothing', async () => {
+    const w = serving(profile);
+    await w.open();
+    await w.open(eve, 'mb-p-eve');
+    const from = (did: string): boolean => did !== eve.did;
+    const EVES = { 'chat.technocore/reply': 'mb-p-eve' };
+    let s = await w.start({ allow: async (did) => from(did), replyPolicy: (_from, room) => room !== 'mb-p-elsewhere' });
+    await w.say(requestFrame('1', 'run', { n: 1, _meta: EVES }), eve);
+    await w.say(requestFrame(undefined, 'run', { n: 2 }), eve);
+    await w.say(ask('2', 'run', { n: 3 }));
+    await w.say(requestFrame('3', 'run', { n: 4, _meta: { 'chat.technocore/reply': 'mb-p-elsewhere' } }));
+    expect(w.runs).toEqual(['3']);
+    expect(await w.answers('mb-p-eve')).toMatchObject([{ id: '1', error: { code: 1004 } }]);
+    await s.stop();
+    s = await w.start({ allow: from, silent: true });
+    await w.say(requestFrame('4', 'run', { n: 5, _meta: EVES }), eve);
+    expect(await w.answers('mb-p-eve')).toHaveLength(1);
+    await s.stop();
+  });
+
+  test('who may call could not be found out: nothing runs, and the server goes on', async () => {
+    const w = serving(profile);
+    await w.open();
+    let fails = true;
+    const s = await w.start({
+      allow: () => {
+        if (fails) throw new Error('the list is gone');
+        return true;
+      },
+    });
+    await w.say(ask('1', 'run', { n: 1 }));
+    fails = false;
+    await w.say(ask('2', 'run', { n: 2 }));
+    expect(w.runs).toEqual(['2']);
+    await s.stop();
+  });
+
+  test('unsigned and forged lines reach nobody', async () => {
+    const w = serving('modern');
+    const s = await w.start();
+    const forged = faulty(w.service.client('server'), async (url, init) => {
+      if (!/wait=/.test(url)) return undefined;
+      const reply = await w.service.client('server')(url, init);
+      const view = await reply.json();
+      for (const m of view.messages) if (m.from === eve.did) m.from = client.did;
+      return new Response(JSON.stringify(view));
+    });
+    await s.stop();
+    const t = await w.start({ fetch: forged });
+    await w.say(ask('1', 'run', { n: 1 }), eve);
+    await w.say(ask('2', 'run', { n: 2 }));
+    expect(w.runs).toEqual(['2']);
+    await t.stop();
+  });
+});
+
+describe.each(PROFILES)('once, %s', (profile) => {
+  test('fault 72: one frame signed twice runs once, and the kept answer goes back', async () => {
+    const w = serving(profile);
+    await w.open();
+    const s = await w.start();
+    await w.say(ask('1', 'run', { n: 1 }));
+    await w.say(ask('1', 'run', { n: 1 }));
+    expect(w.runs).toEqual(['1']);
+    expect(await w.answers()).toEqual([
+      { jsonrpc: '2.0', id: '1', result: null },
+      { jsonrpc: '2.0', id: '1', result: null },
+    ]);
+    await s.stop();
+  });
+
+  test('fault 72: a restarted server with the same ledger and cursor runs nothing twice, and serves what came meanwhile', async () => {
+    const w = serving(profile);
+    await w.open();
+    const places = new Map<string, Place>();
+    const o = {
+      ledger: memoryLedger(),
+      cursor: {
+        load: (room: string) => places.get(room),
+        save: (room: string, place: Place) => void places.set(room, place),
+      },
+    };
+    let s = await w.start(o);
+    await s.stop();
+    await w.say(ask('0', 'run', { n: 'while it was down' }));
+    s = await w.start(o);
+    await w.clock.advance(20);
+    await w.say(ask('1', 'run', { n: 1 }));
+    await s.stop();
+    // It died before it could write its place down.
+    places.set(BOX, { ...places.get(BOX)!, since: 1 });
+    s = await w.start(o);
+    await w.clock.advance(50);
+    await w.say(ask('1', 'run', { n: 1 }));
+    expect(w.runs).toEqual(['while it was down', '1']);
+    expect((await w.answers()).map((a) => a.id)).toEqual(['0', '1', '1']);
+    await s.stop();
+  });
+
+  test('fault 73: another key’s id brings no kept answer; other params under a used id are refused', async () => {
+    const w = serving(profile);
+    w.methods.set('whoami', (_p, { from }) => from);
+    await w.open();
+    await w.open(eve, 'mb-p-eve');
+    const s = await w.start();
+    await w.say(ask('1', 'whoami'));
+    await w.say(requestFrame('1', 'whoami', { _meta: { 'chat.technocore/reply': 'mb-p-eve' } }), eve);
+    expect((await w.answers('mb-p-eve'))[0].result).toBe(eve.did);
+    await w.say(ask('1', 'whoami', { other: true }));
+    expect((await w.answers()).at(-1)).toMatchObject({ id: '1', error: { code: -32600 } });
+    await s.stop();
+  });
+
+  test('fault 27: the same signed bytes, posted once more by anybody, run nothing', async () => {
+    const w = serving(profile, { roomRingBytes: 6000 });
+    await w.open();
+    const s = await w.start();
+    await w.run(client.say(BOX, ask('1', 'run', { n: 1 }), w.o));
+    const { messages } = await w.run(read(BOX, w.o));
+    const old = messages.at(-1)!;
+    const sig = client.signMessage(BOX, old.nonce!, old.text).sig;
+    await w.clock.advance(700_000);
+    // Buried deep enough, the service takes them again.
+    for (let i = 0; i < 40; i++) await w.run(eve.say(BOX, `${i} ${'x'.repeat(150)}`, w.o));
+    const again = await w.o.fetch(
+      `${w.o.base}/r/${BOX}/say-signed/${client.did}/${sig}/${old.nonce}/${encodeURIComponent(old.text)}`,
+    );
+    expect(again.status).toBe(200);
+    await w.clock.advance(50);
+    expect(w.runs).toEqual(['1']);
+    expect(w.events).toContainEqual(expect.objectContaining({ kind: 'skipped', reason: 'old' }));
+    await s.stop();
+  });
+
+  test('what could not be written is kept, and comes for the same request', async () => {
+    const w = serving(profile);
+    await w.open();
+    let down = false;
+    const fetch = faulty(w.service.client('server'), (url, init) =>
+      down && isSay(url, init) ? Promise.reject(broken('ECONNREFUSED')) : undefined,
+    );
+    const s = await w.start({ fetch });
+    down = true;
+    await w.say(ask('1', 'run', { n: 1 }), client, 60_000);
+    expect(w.kinds()).toContain('unanswered');
+    down = false;
+    await w.say(ask('1', 'run', { n: 1 }));
+    expect(w.runs).toEqual(['1']);
+    expect(await w.answers()).toEqual([{ jsonrpc: '2.0', id: '1', result: null }]);
+    await s.stop();
+  });
+
+  test('a request that a dead process began is told so, or run again where it does no harm', async () => {
+    const w = serving(profile);
+    await w.open();
+    const ledger = memoryLedger() as any;
+    const admit = ledger.admit.bind(ledger);
+    // As a ledger from a file would say.
+    ledger.admit = (m: any, now: number) => {
+      const { fresh, verdicts } = admit(m, now);
+      return { fresh, verdicts: verdicts.map((v: any) => (v.kind === 'new' ? { kind: 'interrupted' } : v)) };
+    };
+    w.methods.set(
+      'safe',
+      idempotent(({ n }) => void w.runs.push(`safe ${n}`)),
+    );
+    const s = await w.start({ ledger });
+    await w.say(ask('1', 'run', { n: 1 }));
+    await w.say(ask('2', 'safe', { n: 2 }));
+    await w.say(ask('1', 'run', { n: 1 }));
+    expect(w.runs).toEqual(['safe 2']);
+    expect((await w.answers()).map((a) => a.error?.code ?? a.result)).toEqual([1001, null, 1001]);
+    await s.stop();
+  });
+
+  test('a ledger that fails is the end of the server, not of its promise', async () => {
+    const w = serving(profile);
+    await w.open();
+    const full = new Error('the disk is full');
+    const ledger = { ...memoryLedger(), admit: () => Promise.reject(full), answer() {}, sent() {}, forget() {} };
+    const s = await w.start({ ledger });
+    const over = s.over.catch((e) => e);
+    await w.say(ask('1', 'run', { n: 1 }));
+    expect(await w.run(over)).toBe(full);
+    expect(w.runs).toEqual([]);
+  });
+});
+
+describe.each(PROFILES)('older peers, %s', (profile) => {
+  test('one that knows only the reply address in _meta, its room not there yet', async () => {
+    const w = serving(profile);
+    const s = await w.start();
+    await w.say(
+      `{"jsonrpc": "2.0", "id": 7, "method": "echo", "params": {"a": 1, "_meta": {"chat.technocore/reply": "mb-p-0a1b"}}}`,
+    );
+    expect(await w.answers('mb-p-0a1b')).toEqual([{ jsonrpc: '2.0', id: 7, result: { a: 1 } }]);
+    await s.stop();
+  });
+
+  test('one that has only an unsigned mailbox in its identity note, and positional params', async () => {
+    const w = serving(profile);
+    w.methods.set('sub', ([a, b]) => a - b);
+    const { ns, key } = identityNote(client.did);
+    await w.run(setNote(ns, key, `${client.did} mailbox:mb-p-old`, w.o));
+    const s = await w.start();
+    await w.say('{"jsonrpc":"2.0","id":"k9","method":"sub","params":[5,3]}');
+    await w.say('{"jsonrpc":"2.0","id":"k10","method":"run","params":{"n":1}}');
+    await w.say('{"jsonrpc":"2.0","id":"k11","method":"echo"}');
+    expect((await w.answers('mb-p-old')).map((a) => [a.id, a.result])).toEqual([
+      ['k9', 2],
+      ['k10', null],
+      ['k11', null],
+    ]);
+    await s.stop();
+  });
+
+  test('a signed record goes before what was used last, and that before a hint', async () => {
+    const w = serving(profile);
+    const s = await w.start();
+    await w.say(ask('1', 'echo'));
+    await w.say('{"jsonrpc":"2.0","id":"2","method":"echo"}');
+    expect((await w.answers()).map((a) => a.id)).toEqual(['1', '2']);
+    await w.run(publishIdentity(client, { mailbox: 'mb-p-signed' }, w.o));
+    await w.clock.advance(61_000);
+    await w.say('{"jsonrpc":"2.0","id":"3","method":"echo"}');
+    expect((await w.answers('mb-p-signed')).map((a) => a.id)).toEqual(['3']);
+    await s.stop();
+  });
+
+  test('one that says nothing of where: nothing runs, and it is told to the operator', async () => {
+    const w = serving(profile);
+    const s = await w.start();
+    await w.say('{"jsonrpc":"2.0","id":"1","method":"run","params":{"n":1}}');
+    expect(w.runs).toEqual([]);
+    expect(w.events).toContainEqual(expect.objectContaining({ kind: 'refused', reason: 'no place for an answer' }));
+    // Not remembered against it.
+    await w.open();
+    await w.say(ask('1', 'run', { n: 1 }));
+    expect(w.runs).toEqual(['1']);
+    await s.stop();
+  });
+
+  test('a look at a reply room or an identity that fails loses one message and not the next', async () => {
+    const w = serving(profile);
+    let down = false;
+    const fetch = faulty(w.service.client('server'), (url) =>
+      down && (/\/kv\//.test(url) || url.includes(MINE)) ? Promise.reject(broken()) : undefined,
+    );
+    const s = await w.start({ fetch });
+    down = true;
+    await w.say('{"jsonrpc":"2.0","id":"1","method":"run","params":{"n":1}}', client, 60_000);
+    await w.say(ask('2', 'run', { n: 2 }), client, 60_000);
+    down = false;
+    await w.open();
+    await w.say(ask('2', 'run', { n: 2 }));
+    await w.say(ask('1', 'run', { n: 1 }));
+    expect(w.runs).toEqual(['2', '1']);
+    expect((await w.answers()).map((a) => a.id)).toEqual(['2', '1']);
+    await s.stop();
+  });
+});
+
+describe.each(PROFILES)('hostile frames, %s', (profile) => {
+  const meta = JSON.stringify(META);
+  const corpus: [string, string][] = [
+    ['a bracket', '['],
+    ['4,096 brackets', '['.repeat(4096)],
+    ['braces', '{"a":'.repeat(800)],
+    ['deep arrays', '['.repeat(2048) + ']'.repeat(2048)],
+    ['deep params', `{"jsonrpc":"2.0","id":"d","method":"echo","params":${'['.repeat(1990)}${']'.repeat(1990)}}`],
+    ['deep ids', `{"jsonrpc":"2.0","id":${'['.repeat(1990)}${']'.repeat(1990)},"method":"run"}`],
+    ['null', 'null'],
+    ['a number', '1e999'],
+    ['a text', '"run"'],
+    ['true', 'true'],
+    ['nothing much', '{}'],
+    ['no method', '{"jsonrpc":"2.0"}'],
+    ['a method that is none', `{"jsonrpc":"2.0","id":1,"method":7}`],
+    ['a method of an object', `{"jsonrpc":"2.0","id":1,"method":{"toString":"run"}}`],
+    ['version 1.0', '{"jsonrpc":"1.0","id":1,"method":"run"}'],
+    ['version 2 as a number', '{"jsonrpc":2.0,"id":1,"method":"run"}'],
+    ['no version', '{"id":1,"method":"run"}'],
+    ['an id too large to echo', '{"jsonrpc":"2.0","id":9007199254740993,"method":"run"}'],
+    ['an id that is no number', '{"jsonrpc":"2.0","id":1e999,"method":"run"}'],
+    ['an id of true', '{"jsonrpc":"2.0","id":true,"method":"run"}'],
+    ['an id of an object', '{"jsonrpc":"2.0","id":{},"method":"run"}'],
+    ['params of a text', '{"jsonrpc":"2.0","id":1,"method":"run","params":"x"}'],
+    ['params of null', '{"jsonrpc":"2.0","id":1,"method":"run","params":null}'],
+    ['an empty batch', '[]'],
+    ['a batch of numbers', '[1,2,3]'],
+    ['a batch of batches', '[[{"jsonrpc":"2.0","id":1,"method":"run"}]]'],
+    ['a batch of nulls', `[${'null,'.repeat(800)}null]`],
+    ['prototype names', '{"__proto__":{"jsonrpc":"2.0","id":1,"method":"run"}}'],
+    [
+      'a prototype in the meta',
+      '{"jsonrpc":"2.0","id":"p","method":"nope","params":{"_meta":{"__proto__":{"chat.technocore/reply":"mb-p-client"}}}}',
+    ],
+    ['a meta that is none', '{"jsonrpc":"2.0","id":"m","method":"nope","params":{"_meta":[]}}'],
+    ['lone surrogates', '{"jsonrpc":"2.0","id":"\\ud800","method":"\\udfff"}'],
+    [
+      'a lone surrogate as reply room',
+      '{"jsonrpc":"2.0","id":1,"method":"run","params":{"_meta":{"chat.technocore/reply":"mb-\\ud800"}}}',
+    ],
+    ['twice the same member', '{"jsonrpc":"2.0","id":1,"method":"run","method":7}'],
+    ['a trailing comma', '{"jsonrpc":"2.0","id":1,"method":"run",}'],
+    ['single quotes', "{'jsonrpc':'2.0','id':1,'method':'run'}"],
+    ['NaN', '{"jsonrpc":"2.0","id":NaN,"method":"run"}'],
+    ['two frames', '{"jsonrpc":"2.0","id":1,"method":"run"} {"jsonrpc":"2.0","id":2,"method":"run"}'],
+    ['a response', `{"jsonrpc":"2.0","id":1,"result":{"_meta":${meta}}}`],
+    ['an error without id', '{"jsonrpc":"2.0","error":{"code":-32700,"message":"Parse error"}}'],
+    ['a response that has params', `{"jsonrpc":"2.0","id":1,"result":1,"params":{"_meta":${meta}}}`],
+    ['a notification of cancelling', '{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}'],
+    ['the longest text', `"${'x'.repeat(4094)}"`],
+    ['the longest number', '9'.repeat(4096)],
+    ['chat', 'hello there'],
+  ];
+
+  test('fault 80: none of them stops the server, reaches a handler or is answered', async () => {
+    const w = serving(profile);
+    await w.open();
+    const unheard: unknown[] = [];
+    const hear = (e: unknown): void => void unheard.push(e);
+    process.on('unhandledRejection', hear);
+    const s = await w.start({ tools: new Map(), layer: mcpLayer });
+    for (const [, text] of corpus) await w.run(eve.say(BOX, text, w.o));
+    await w.clock.advance(100);
+    // By somebody whose answers would find their way, too.
+    await w.run(publishIdentity(client, { mailbox: MINE }, w.o));
+    for (const [name, text] of corpus) {
+      await w.say(text, client, 5);
+      if (name === 'deep params') continue;
+      expect([name, w.runs]).toEqual([name, []]);
+    }
+    await w.say(ask('last', 'run', { n: 'alive' }));
+    process.off('unhandledRejection', hear);
+    expect(w.runs).toEqual(['alive']);
+    expect(unheard).toEqual([]);
+    // What is a request is answered, and nothing else.
+    const answered = (await w.answers()).map((a) => a.id);
+    expect(answered).toEqual(['d', 'p', 'm', '\ud800', 'last']);
+    const rooms = await (await w.o.fetch(`${w.o.base}/r/mb-p-client?format=json`)).json();
+    expect(rooms.messages.every((m: any) => [client.did, server.did].includes(m.from))).toBe(true);
+    await s.stop();
+    expect(w.clock.sleepers).toBe(0);
+  });
+
+  test('what is no request but says where to is told so, once a member and not without end', async () => {
+    const w = serving(profile);
+    await w.open();
+    const s = await w.start();
+    await w.say(`{"jsonrpc":"1.0","id":"old","method":"run","params":{"_meta":${meta}}}`);
+    expect(await w.answers()).toEqual([
+      { jsonrpc: '2.0', id: 'old', error: { code: -32600, message: 'Invalid Request' } },
+    ]);
+    await w.say(`[{"jsonrpc":"2.0","id":"one","method":"echo","params":{"_meta":${meta}}}${',1'.repeat(1900)}]`);
+    const frames = (await w.answers()).slice(1);
+    expect(frames.length).toBeLessThanOrEqual(3);
+    expect(frames.flat().filter((a: any) => a.error)).toHaveLength(64);
+    expect(frames.flat().find((a: any) => a.id === 'one')).toMatchObject({ result: {} });
+    await s.stop();
+  });
+
+  test('a batch is answered in as few messages as hold it; one that names an MCP method, by one error', async () => {
+    const w = serving(profile);
+    w.methods.set('wide', ({ n }) => `${n}`.repeat(700));
+    await w.open();
+    const s = await w.start({ tools: new Map(), layer: mcpLayer });
+    const members = (...methods: string[]) =>
+      encodeLong(
+        methods.map((method, i) => ({
+          jsonrpc: '2.0',
+          id: `${method}${i}`,
+          method,
+          params: i === 0 ? { n: i, _meta: META } : { n: i },
+        })),
+      );
+    await w.say(members('echo', 'nope', 'echo'));
+    await w.say(members('wide', 'wide', 'wide', 'wide', 'wide', 'wide', 'wide', 'wide'));
+    await w.say(members('run', 'tools/list'));
+    const frames = await w.answers();
+    expect(frames[0]).toMatchObject([
+      { id: 'echo0' },
+      { id: 'nope1', error: { code: -32601 } },
+      { id: 'echo2', result: { n: 2 } },
+    ]);
+    expect(
+      frames
+        .slice(1, -1)
+        .flat()
+        .map((a: any) => a.id),
+    ).toEqual([0, 1, 2, 3, 4, 5, 6, 7].map((i) => `wide${i}`));
+    expect(frames.slice(1, -1).length).toBeLessThanOrEqual(2);
+    expect(frames.at(-1)).toEqual({ jsonrpc: '2.0', error: expect.objectContaining({ code: -32600 }) });
+    expect(w.runs).toEqual([]);
+    await s.stop();
+  });
+
+  test('a flood of one key is bounded, and another key is served meanwhile', async () => {
+    const w = serving(profile);
+    const release: (() => void)[] = [];
+    w.methods.set('hang', () => new Promise<void>((resolve) => release.push(resolve)));
+    await w.open();
+    await w.open(eve, 'mb-p-eve');
+    const s = await w.start({ concurrency: 4, queue: 16 });
+    const EVES = { 'chat.technocore/reply': 'mb-p-eve' };
+    for (let i = 0; i < 40; i++) await w.run(eve.say(BOX, requestFrame(`e${i}`, 'hang', { _meta: EVES }), w.o));
+    await w.clock.advance(50);
+    const busy = await w.answers('mb-p-eve');
+    expect(busy.length).toBeGreaterThan(10);
+    for (const a of busy) expect(a.error).toMatchObject({ code: 1002, data: { retryAfterMs: expect.any(Number) } });
+    await w.say(ask('1', 'run', { n: 'served' }));
+    expect(w.runs).toEqual([]);
+    // The flood was first; then it is the other key's turn, before all the rest of it.
+    release.shift()!();
+    await w.clock.advance(20);
+    release.shift()!();
+    await w.clock.advance(20);
+    expect(w.runs).toEqual(['served']);
+    // Whoever was told to come back is not remembered against.
+    while (release.length > 0) {
+      release.shift()!();
+      await settled();
+    }
+    await w.clock.advance(50);
+    await w.say(requestFrame(busy[0].id, 'echo', { _meta: EVES }), eve);
+    expect((await w.answers('mb-p-eve')).at(-1)).toMatchObject({ id: busy[0].id, result: {} });
+    await s.stop();
+  });
+});
+
+describe.each(PROFILES)('time, %s', (profile) => {
+  test('fault 81: a handler that hangs is answered for at its deadline, hears the signal, and blocks nobody', async () => {
+    const w = serving(profile);
+    let aborted: unknown;
+    w.methods.set('hang', (_p, { signal }) => {
+      signal.addEventListener('abort', () => (aborted = signal.reason));
+      return new Promise(() => {});
+    });
+    await w.open();
+    const s = await w.start({ concurrency: 2, deadlineMs: 5000 });
+    await w.say(ask('slow', 'hang'));
+    await w.say(ask('quick', 'run', { n: 1 }));
+    expect(w.runs).toEqual(['1']);
+    await w.say(ask('slow2', 'hang'));
+    await w.say(ask('waits', 'run', { n: 2 }));
+    await w.clock.advance(5050);
+    expect(w.runs).toEqual(['1', '2']);
+    expect(aborted).toMatchObject({ code: 'deadline' });
+    const answers = await w.answers();
+    expect(answers.find((a) => a.id === 'slow').error).toMatchObject({ code: 1003 });
+    // The kept answer is the deadline: it does not run again.
+    await w.say(ask('slow', 'hang'));
+    expect((await w.answers()).at(-1)).toMatchObject({ id: 'slow', error: { code: 1003 } });
+    await s.stop();
+    expect(w.clock.sleepers).toBe(0);
+  });
+
+  test('fault 81: a notification that hangs has its deadline, too', async () => {
+    const w = serving(profile);
+    let aborted = 0;
+    w.methods.set('hang', (_p, { signal }) => {
+      signal.addEventListener('abort', () => aborted++);
+      return new Promise(() => {});
+    });
+    await w.open();
+    const s = await w.start({ concurrency: 1, deadlineMs: 5000 });
+    await w.say(requestFrame(undefined, 'hang', {}));
+    await w.say(ask('1', 'run', { n: 1 }));
+    expect(w.runs).toEqual([]);
+    await w.clock.advance(5050);
+    expect([aborted, w.runs]).toEqual([1, ['1']]);
+    await s.stop();
+    expect(w.clock.sleepers).toBe(0);
+  });
+
+  test('stopped, it takes nothing more, and what it took is answered first', async () => {
+    const w = serving(profile);
+    const release: (() => void)[] = [];
+    w.methods.set('slow', () => new Promise<string>((resolve) => release.push(() => resolve('done'))));
+    await w.open();
+    const s = await w.start();
+    for (const id of ['1', '2']) await w.say(ask(id, 'slow'));
+    s.abort();
+    await w.say(ask('3', 'run', { n: 3 }));
+    let over = false;
+    s.over.then(() => (over = true));
+    await w.clock.advance(100);
+    expect(over).toBe(false);
+    for (const go of release) go();
+    await w.run(s.over);
+    expect((await w.answers()).map((a) => [a.id, a.result])).toEqual([
+      ['1', 'done'],
+      ['2', 'done'],
+    ]);
+    expect(w.runs).toEqual([]);
+    expect([w.service.stats.parked, w.clock.sleepers]).toEqual([0, 0]);
+  });
+
+  test('stopped, its subscriptions end with it', async () => {
+    const w = serving(profile);
+    const tool = defineTool('t', 'A tool.', { type: 'object' }, () => 'x');
+    await w.open();
+    const s = await w.start({ tools: new Map([['t', tool]]), layer: mcpLayer });
+    const params = {
+      notifications: { toolsListChanged: true },
+      _meta: {
+        ...META,
+        'io.modelcontextprotocol/protocolVersion': '2026-07-28',
+        'io.modelcontextprotocol/clientCapabilities': {},
+      },
+    };
+    await w.say(requestFrame('s', 'subscriptions/listen', params));
+    expect(await w.answers()).toHaveLength(1);
+    await s.stop();
+    expect((await w.answers()).at(-1)).toMatchObject({ id: 's', result: {} });
+    expect(w.clock.sleepers).toBe(0);
+  });
+
+  test('aborted before and during its start, it ends without a word', async () => {
+    const w = serving(profile);
+    await serve(BOX, server, { ...w.o, signal: AbortSignal.abort() });
+    expect(w.service.stats.requests).toBe(0);
+    for (const when of [0, 1, 2, 3]) {
+      const v = serving(profile);
+      const stop = new AbortController();
+      const over = serve(BOX, server, { ...v.o, signal: stop.signal });
+      for (let i = 0; i < when; i++) await settled();
+      stop.abort();
+      await v.run(over);
+      await v.clock.advance(1);
+      expect([v.service.stats.parked, v.clock.sleepers]).toEqual([0, 0]);
+    }
+  });
+
+  test('what it cannot wait out is thrown: no mailbox, a closed one', async () => {
+    const w = serving(profile);
+    await expect(serve('lobby', server, w.o)).rejects.toMatchObject({ code: 'bad_name' });
+    await expect(serve(undefined as unknown as string, server, w.o)).rejects.toMatchObject({ code: 'bad_name' });
+    const closed = {
+      ...w.o,
+      fetch: faulty(w.o.fetch, (url, init) =>
+        isSay(url, init) ? new Response('403 no\n', { status: 403 }) : undefined,
+      ),
+    };
+    await expect(w.run(serve(BOX, server, closed))).rejects.toMatchObject({ code: 'forbidden' });
+    const stop = new AbortController();
+    const broke = serve(BOX, server, {
+      ...w.o,
+      signal: stop.signal,
+      onReady: () => {
+        throw new Error('mine');
+      },
+    });
+    await expect(w.run(broke)).rejects.toThrow('mine');
+    await w.clock.advance(1);
+    expect(w.service.stats.parked).toBe(0);
+  });
+
+  test('a room that overflows or is made anew under a server is served on, and the operator told', async () => {
+    const w = serving(profile, { roomRingBytes: 3000 });
+    await w.open();
+    const s = await w.start();
+    for (let i = 0; i < 25; i++) await w.run(eve.say(BOX, `${i} ${'x'.repeat(150)}`, w.o));
+    await w.say(ask('1', 'run', { n: 1 }));
+    w.service.age(BOX, 8 * 86_400_000);
+    await w.run(eve.say('mb-elsewhere', 'runs the reaper', w.o));
+    await w.clock.advance(61_000);
+    await w.say(ask('2', 'run', { n: 2 }), client, 61_000);
+    expect(w.runs).toEqual(['1', '2']);
+    expect(w.kinds()).toContain('lost');
+    await s.stop();
+  });
+});
+
+test('64 callers with keys of their own are answered, each in its room', async () => {
+  const w = serving();
+  w.methods.set('who', (_p, { from }) => from);
+  const s = await w.start();
+  const keys = Array.from({ length: 64 }, (_, i) => signer(100 + i));
+  const work = keys.map((key, i) =>
+    call(BOX, 'who', {}, key, { ...w.o, fetch: w.service.client(`c${i}`), replyTo: `mb-p-c${i}` }),
+  );
+  expect(await w.run(Promise.all(work))).toEqual(keys.map((key) => key.did));
+  await s.stop();
+});
