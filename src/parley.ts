@@ -309,7 +309,8 @@ export class Session implements Channel {
     const { clock } = this.#http;
     return this.#polls.take(async () => {
       const { inbox } = this.#s;
-      const deadline = clock.now() + waitMs;
+      // No number is no wait.
+      const deadline = clock.now() + (Math.max(waitMs, 0) || 0);
       // While somebody listens, his loop reads, and what is for us is waited for.
       for (let left = waitMs; this.#listeners.size && !inbox.length && left > 0; left = deadline - clock.now()) {
         await clock.sleep(left, eitherOf(signal, this.#bell.signal)).catch(() => signal?.throwIfAborted());
@@ -575,18 +576,20 @@ export class Session implements Channel {
       const { seq, type, payload } = frame;
       // Data that overtook the handshake is read again after it.
       if (seq <= this.#s.floor || (type === 2 && !this.#transport)) continue;
-      const name = `${seq} ${type} ${this.#junk.size ? toHex(sha256(payload)) : ''}`;
-      if (this.#junk.has(name)) continue;
+      const name = (): string => `${seq} ${type} ${toHex(sha256(payload))}`;
+      if (this.#junk.size && this.#junk.has(name())) continue;
       try {
         if (type === 2) this.#accept(seq, this.#transport!.open(seq, payload));
         else if (type === 1 && this.#handshake) {
           this.#finish(this.#handshake, payload);
-          this.#s.floor = seq;
+          // Nobody vouches for the seq of this frame, which is 1 unless somebody plays tricks. It may come again.
+          this.#s.floor = 1n;
+          this.#junk.add(name());
           keyed = true;
         } else throw new DecryptError('layout', `frame ${seq} has type ${type}`);
       } catch (cause) {
         if (this.#junk.size >= MAX_JUNK) continue;
-        this.#junk.add(`${seq} ${type} ${toHex(sha256(payload))}`);
+        this.#junk.add(name());
         this.#problem ??= cause;
         this.#http.onEvent({ kind: 'skipped', seq: `${seq}`, cause });
       }
@@ -635,6 +638,7 @@ export class Session implements Channel {
   // Reads for those who listen, until none does or the channel is closed.
   async #pump(): Promise<void> {
     const step = async (waitMs: number): Promise<{ value?: boolean }> => {
+      if (this.#over()) return { value: true };
       const { floor } = this.#s;
       await this.#gather(this.#http.clock.now() + waitMs, undefined, true);
       const problem = this.#problem;

@@ -152,7 +152,7 @@ class World {
     return chaos as typeof fetch;
   }
 
-  // Junk in the name of whoever posts: of any seq and type, or a frame that was changed on its way.
+  // Junk in the name of whoever posts: of any seq and type, a frame that was changed on its way, or the same under another seq.
   async #inject(init: RequestInit): Promise<void> {
     const { random } = this;
     const headers = new Headers(init.headers);
@@ -162,7 +162,8 @@ class World {
     if (bytes.length > 0) bytes[random.below(bytes.length)]! ^= 1 + random.below(255);
     const seqs = [own!, `${random.below(20)}`, `${2n ** 40n}`, `${2n ** 64n - 1n}`];
     const seq = seqs[random.below(seqs.length)];
-    const junk = random.chance(0.5) ? bytes : random.bytes(random.below(130));
+    const kinds = [bytes, random.bytes(random.below(130)), fromBase64(payload!)!];
+    const junk = kinds[random.below(kinds.length)]!;
     const body = `{"seq":${seq},"type":${random.chance(0.8) ? type : random.below(4)},"payload":"${toBase64(junk)}"}`;
     await this.#fetch(url, { method: 'POST', headers, body });
   }
