@@ -240,11 +240,11 @@ export class LiveTask {
     return artifactId;
   }
 
-  /** Lets the caller see the task as it is: from now on the request has a task for its answer. */
+  /** Lets the caller see the task: from now on the request has a task for its answer. */
   show(): void {
     if (this.shown || this.outcome) return;
     this.shown = true;
-    this.#tell({ task: this.record.task });
+    for (const watch of this.#watches) watch.open();
     this.#stir();
   }
 
@@ -402,14 +402,15 @@ export class LiveTask {
   }
 
   #tell(item: A2AItem): void {
-    if (this.shown) for (const watch of this.#watches) watch.push(item, this.isSettled);
+    for (const watch of this.#watches) watch.push(item, this.isSettled);
   }
 
-  /** Watches the task: first as it is, if it can be seen, then what happens to it. */
+  /** Watches the task: first as it is, then what happens to it, all that once it can be seen. */
   watch(): Watch {
     const watch = new Watch(() => this.#watches.delete(watch));
+    watch.push({ task: this.record.task }, this.isSettled);
     if (this.outcome) watch.end(this.outcome);
-    else if (this.shown) watch.push({ task: this.record.task }, this.isSettled);
+    else if (this.shown) watch.open();
     this.#watches.add(watch);
     return watch;
   }
@@ -418,6 +419,7 @@ export class LiveTask {
 /** What somebody who watches a task has not taken yet. */
 export class Watch {
   readonly #items: { item: A2AItem; isLast: boolean }[] = [];
+  #isOpen = false;
   #error: unknown;
   #wake: (() => void) | undefined;
   readonly #leave: () => void;
@@ -432,7 +434,16 @@ export class Watch {
     this.#wake?.();
   }
 
+  /** Gives what came, and what comes. */
+  open(): void {
+    this.#isOpen = true;
+    this.#wake?.();
+  }
+
+  /** There is no task after all, but this. */
   end(outcome: NonNullable<LiveTask['outcome']>): void {
+    this.#items.length = 0;
+    this.open();
     if (outcome.message) this.push({ message: outcome.message }, true);
     else this.fail(outcome.error);
   }
@@ -445,7 +456,7 @@ export class Watch {
   /** The next item; waits for it. @throws what ended the watch, after all items that came before */
   async next(): Promise<{ item: A2AItem; isLast: boolean }> {
     for (;;) {
-      const next = this.#items.shift();
+      const next = this.#isOpen ? this.#items.shift() : undefined;
       if (next) return next;
       if (this.#error !== undefined) throw this.#error;
       await new Promise<void>((resolve) => {

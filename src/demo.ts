@@ -6,10 +6,11 @@
  */
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
+import { a2aScenes, demoAgent } from './demo-a2a.ts';
 import { about, demoTools, mcpScenes } from './demo-mcp.ts';
 import { joiner, opener, parley } from './demo-parley.ts';
 import { createLocalService } from './local.ts';
-import { call, RpcError, Signer, say, serve, TechnocoreError } from './technocore-rpc.ts';
+import { call, type Handler, RpcError, Signer, say, serve, TechnocoreError } from './technocore-rpc.ts';
 
 /** One line of the demo, as the caller reports it. */
 interface Scene {
@@ -41,7 +42,8 @@ const report = (message: Report): void => void process.send?.(message);
 
 async function callee(base: string, mailbox: string): Promise<void> {
   const signer = Signer.generate();
-  const methods = new Map<string, (params: any) => unknown>([
+  const methods = new Map<string, Handler>([
+    ...demoAgent(),
     ['add', ({ a, b }) => a + b],
     ['shout', ([text]) => `${text}!`.toUpperCase()],
     [
@@ -114,6 +116,7 @@ async function caller(base: string, mailbox: string): Promise<void> {
     return [right === 64, `${right} right answers through one pair of mailboxes`];
   });
   await mcpScenes(scene, mailbox, signer, o);
+  await a2aScenes(scene, mailbox, signer, o);
   process.disconnect();
 }
 

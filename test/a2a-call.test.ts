@@ -172,7 +172,8 @@ describe('streams', () => {
     const { run, call } = await stage();
     const items = await run(all(a2aStream(MAILBOX, 'steps', caller, call)));
     expect(items.map(brief)).toEqual([
-      'task WORKING',
+      'task SUBMITTED',
+      'WORKING',
       'WORKING',
       'artifact one',
       'WORKING',
@@ -185,7 +186,8 @@ describe('streams', () => {
     });
     expect((await run(all(a2aStream(MAILBOX, 'hello', caller, call)))).map(brief)).toEqual(['message hello to you']);
     expect((await run(all(a2aStream(MAILBOX, 'ask a', caller, call)))).map(brief)).toEqual([
-      'task WORKING',
+      'task SUBMITTED',
+      'WORKING',
       'INPUT_REQUIRED',
     ]);
   });
@@ -221,7 +223,7 @@ describe('streams', () => {
     const stream = (async () => {
       for await (const item of a2aStream(MAILBOX, 'go', caller, { ...call, fetch })) {
         items.push(item);
-        if (items.length === 2) hold = deaf.promise;
+        if (items.length === 3) hold = deaf.promise;
       }
     })();
     stream.catch(() => {});
@@ -233,7 +235,7 @@ describe('streams', () => {
     open();
     await run(stream);
     const seen = items.map(brief);
-    expect(seen.slice(0, 3)).toEqual(['task WORKING', 'WORKING', 'task WORKING']);
+    expect(seen.slice(0, 4)).toEqual(['task SUBMITTED', 'WORKING', 'WORKING', 'task WORKING']);
     expect(seen.at(-1)).toBe('COMPLETED');
     expect(s.kinds()).toContain('gap');
   });
@@ -245,7 +247,14 @@ describe('streams', () => {
       await task.artifact({ text: 'late' });
     });
     const items = await run(all(a2aStream(MAILBOX, 'go', caller, call)));
-    expect(items.map(brief)).toEqual(['task WORKING', 'WORKING', 'task WORKING', 'artifact late', 'COMPLETED']);
+    expect(items.map(brief)).toEqual([
+      'task SUBMITTED',
+      'WORKING',
+      'WORKING',
+      'task WORKING',
+      'artifact late',
+      'COMPLETED',
+    ]);
   });
 
   test('a server that restarts ends the conversation; the stream goes on with the next one', async () => {
@@ -279,13 +288,13 @@ describe('streams', () => {
     const stream = (async () => {
       for await (const item of a2aStream(MAILBOX, 'go', caller, { ...w.o, replyTo: 'mb-p-caller' })) items.push(item);
     })();
-    while (items.length < 2) await w.clock.advance(50);
+    while (items.length < 3) await w.clock.advance(50);
     await end();
     const endAgain = await serving();
     await w.clock.advance(3000);
     open();
     await w.run(stream);
-    expect(items.map(brief)).toEqual(['task WORKING', 'WORKING', 'task WORKING', 'COMPLETED']);
+    expect(items.map(brief)).toEqual(['task SUBMITTED', 'WORKING', 'WORKING', 'task WORKING', 'COMPLETED']);
     await endAgain();
     agent.close();
   });

@@ -184,7 +184,8 @@ describe('agents in processes of their own', () => {
     const items: A2AItem[] = [];
     for await (const item of a2aStream(mailbox, 'steps', signer, o)) items.push(item);
     expect(items.map(brief)).toEqual([
-      'task WORKING',
+      'task SUBMITTED',
+      'WORKING',
       'WORKING',
       'artifact one',
       'WORKING',

@@ -255,6 +255,7 @@ describe('the published client, through rooms', () => {
     expect(await run(collect(sdk.sendMessageStream(request('steps'))))).toEqual([
       'task',
       'statusUpdate',
+      'statusUpdate',
       'artifactUpdate',
       'statusUpdate',
       'artifactUpdate',

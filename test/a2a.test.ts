@@ -522,10 +522,18 @@ describe('streams', () => {
   test('show a task and all that happens to it, under the id of the request', async () => {
     const { frames } = setting(behave, STREAMING);
     const stream = await frames('SendStreamingMessage', message('steps'), A, 'the id');
-    expect(stream.map(said)).toEqual(['task WORKING', 'WORKING', 'artifact', 'WORKING', 'artifact', 'COMPLETED']);
+    expect(stream.map(said)).toEqual([
+      'task SUBMITTED',
+      'WORKING',
+      'WORKING',
+      'artifact',
+      'WORKING',
+      'artifact',
+      'COMPLETED',
+    ]);
     expect(stream.every(({ id, jsonrpc }) => id === 'the id' && jsonrpc === '2.0')).toBe(true);
     const { id, contextId } = stream[0].result.task;
-    expect(stream[4].result).toEqual({
+    expect(stream[5].result).toEqual({
       artifactUpdate: {
         taskId: id,
         contextId,
@@ -536,7 +544,8 @@ describe('streams', () => {
     });
     expect((await frames('SendStreamingMessage', message('hello'))).map(said)).toEqual(['message']);
     expect((await frames('SendStreamingMessage', message('ask a'))).map(said)).toEqual([
-      'task WORKING',
+      'task SUBMITTED',
+      'WORKING',
       'INPUT_REQUIRED',
     ]);
   });
@@ -550,12 +559,13 @@ describe('streams', () => {
     expect(items.map(({ kind, final }) => `${kind} ${final}`)).toEqual([
       'task undefined',
       'status-update false',
+      'status-update false',
       'artifact-update undefined',
       'status-update false',
       'artifact-update undefined',
       'status-update true',
     ]);
-    expect(items[2].artifact.parts).toEqual([{ kind: 'text', text: 'one' }]);
+    expect(items[3].artifact.parts).toEqual([{ kind: 'text', text: 'one' }]);
   });
 
   test('a follow-up streams from its own turn on', async () => {
@@ -649,7 +659,7 @@ describe('streams', () => {
     await clock.advance(1000);
     const { tasks } = await ask('ListTasks');
     await ask('CancelTask', { id: tasks[0].id });
-    expect((await stream).map(said)).toEqual(['task WORKING', 'CANCELED']);
+    expect((await stream).map(said)).toEqual(['task SUBMITTED', 'WORKING', 'CANCELED']);
   });
 });
 
