@@ -37,7 +37,7 @@ afterAll(async () => {
 
 function start(name: string, code: string): { stop(): void; done: Promise<string> } {
   const file = join(folder, `${name}.js`);
-  const env = { ...process.env, TECHNOCORE_URL: service.url, HOME: folder };
+  const env = { ...process.env, TECHNOCORE_URL: service.url, PARLEY_RELAY: service.url, HOME: folder };
   let stop = (): void => {};
   const done = writeFile(file, code).then(async () => {
     const child = run(process.execPath, [file], { env });
@@ -76,5 +76,7 @@ for (const [mailbox, printed] of PAIRS) {
 const alone = blocks.flatMap((code, i) => (paired.has(code) ? [] : [[i + 1, code] as const]));
 
 test.each(alone)('example %i runs', async (i, code) => {
-  expect(await start(`example-${i}`, code).done).not.toMatch(/Error/);
+  const printed = await start(`example-${i}`, code).done;
+  expect(printed).not.toMatch(/Error/);
+  if (code.includes('/parley')) expect(printed).toMatch(/-\w{4} say At the café\?\n.*-\w{4} close agreed: at ten\n$/);
 });
