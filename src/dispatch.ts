@@ -229,6 +229,8 @@ export interface Layer {
   idempotent(frame: JsonObject): boolean;
   /** Whether a request stays unanswered for long by its nature. */
   staysOpen(frame: JsonObject): boolean;
+  /** The id of the request that a notification calls off. */
+  cancels(frame: JsonObject): Id | undefined;
   close(): void;
 }
 
@@ -270,6 +272,8 @@ export interface Dispatcher {
   idempotent(frame: unknown): boolean;
   /** Whether a request is a subscription: open for long, bounded by the dispatcher, and no work in progress. */
   staysOpen(frame: unknown): boolean;
+  /** The id of the request that a notification calls off, for whoever still holds it back. */
+  cancels(frame: unknown): Id | undefined;
   /** Whether an array is a batch whose members are answered one by one; any other gets one error as a whole. */
   batchable(frames: unknown[]): boolean;
   /** Ends subscriptions and aborts the handlers that run on the dispatcher's own signal. */
@@ -426,6 +430,12 @@ class JsonRpc implements Dispatcher {
     return handler === undefined
       ? this.#owner(request['method'])?.staysOpen(request) === true
       : has(handler, STAYS_OPEN);
+  }
+
+  cancels(frame: unknown): Id | undefined {
+    if (classify(frame) !== 'notification') return undefined;
+    const notification = frame as JsonObject;
+    return this.#owner(notification['method'])?.cancels(notification);
   }
 
   batchable(frames: unknown[]): boolean {

@@ -194,11 +194,15 @@ class McpLayer implements Layer {
     for (const listener of this.#listeners) listener.end();
   }
 
+  cancels({ method, params }: JsonObject): string | number | undefined {
+    const { requestId } = method === 'notifications/cancelled' && isObject(params) ? params : {};
+    return isMcpId(requestId) ? requestId : undefined;
+  }
+
   notification(frame: JsonObject, context: DispatchContext): void {
-    const { method, params } = frame;
-    if (method !== 'notifications/cancelled' || !isObject(params)) return;
-    const { requestId, reason } = params;
-    if (!isMcpId(requestId)) return;
+    const requestId = this.cancels(frame);
+    if (requestId === undefined) return;
+    const { reason } = frame['params'] as JsonObject;
     this.#pending
       .get(keyOf(context, requestId))
       ?.cancel(typeof reason === 'string' ? reason.slice(0, 1000) : undefined);

@@ -113,6 +113,8 @@ class Server implements Listener {
   readonly #ledger: Ledger;
   readonly #replies: ReplyRooms;
   readonly #workers: Workers;
+  /** Requests that wait for a worker, by key and id, so that they can be called off. */
+  readonly #queued = new Map<string, AbortController>();
   readonly #outbox: Outbox;
   readonly #spilled: Spills;
   /** What is under way, so that draining can wait for it. */
@@ -379,6 +381,8 @@ class Server implements Listener {
     const context = { from: m.from, room: m.room, service: this.#service, onError };
     // A layer's own notifications cancel what holds the turns; a handler of ours waits its turn and has its time, like any other.
     if (!this.#o.methods?.has(frame['method'] as string)) {
+      const cancelled = this.#dispatcher.cancels(frame);
+      if (cancelled !== undefined) this.#queued.get(`${m.from} ${JSON.stringify(cancelled)}`)?.abort();
       await this.#dispatcher.dispatch(frame, context);
       return;
     }
@@ -443,7 +447,16 @@ class Server implements Listener {
     const id = request['id'] as Id;
     const key = JSON.stringify(id);
     const open = this.#dispatcher.staysOpen(request);
-    const release = open ? () => {} : await this.#workers.enter(m.from);
+    const name = `${m.from} ${key}`;
+    const off = new AbortController();
+    this.#queued.set(name, off);
+    const release = open ? () => {} : await this.#workers.enter(m.from, off.signal);
+    this.#queued.delete(name);
+    if (off.signal.aborted) {
+      release?.();
+      await this.#ledger.answer(m.from, key, interrupted(id));
+      return undefined;
+    }
     if (!release) {
       await this.#ledger.forget(m.from, key);
       return this.#refusal(m, encodeLong(rpcError(id, BUSY, 'Busy', { retryAfterMs: 1000 })));

@@ -26,15 +26,22 @@ export class Workers {
     this.#perKey = perKey;
   }
 
-  /** Waits for a turn. @returns gives it back; undefined when too many wait */
-  async enter(from: string): Promise<(() => void) | undefined> {
+  /** Waits for a turn. @returns gives it back; undefined when too many wait, or the signal aborts first */
+  async enter(from: string, signal?: AbortSignal): Promise<(() => void) | undefined> {
     if (this.#free > 0 && this.#mayTake(from)) this.#take(from);
     else {
       const queue = this.#queues.get(from) ?? [];
       if (this.#waiting >= this.#max || queue.length >= this.#max / 4) return undefined;
       this.#queues.set(from, queue);
       this.#waiting++;
-      await new Promise<void>((resolve) => queue.push(resolve));
+      const isOn = await new Promise<boolean>((resolve) => {
+        const go = (): void => resolve(true);
+        queue.push(go);
+        signal?.addEventListener('abort', () => {
+          if (this.#leave(from, go)) resolve(false);
+        });
+      });
+      if (!isOn) return undefined;
     }
     let inside = true;
     return () => {
@@ -46,6 +53,16 @@ export class Workers {
       else this.#taken.delete(from);
       this.#next();
     };
+  }
+
+  #leave(from: string, go: () => void): boolean {
+    const queue = this.#queues.get(from);
+    const at = queue?.indexOf(go) ?? -1;
+    if (at < 0) return false;
+    queue!.splice(at, 1);
+    if (queue!.length === 0) this.#queues.delete(from);
+    this.#waiting--;
+    return true;
   }
 
   #mayTake(from: string): boolean {

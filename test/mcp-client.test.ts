@@ -1,7 +1,7 @@
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { tool } from '../src/builtin.ts';
 import { REPLY_META } from '../src/call.ts';
-import type { Channel, Listener } from '../src/channel.ts';
+import type { Channel, Listener, SendOptions } from '../src/channel.ts';
 import { e2eOffer, x25519Generate } from '../src/e2e.ts';
 import { RpcError, TechnocoreError } from '../src/errors.ts';
 import { decode, encode, encodeLong, type Json } from '../src/frames.ts';
@@ -63,7 +63,7 @@ function scripted(w: World, answer: (frame: any, n: number) => object[] | undefi
 }
 
 /** A server of ours. */
-async function served(w: World, define: (tools: Map<string, Tool>) => void, mailbox: any = MAILBOX) {
+async function served(w: World, define: (tools: Map<string, Tool>) => void, mailbox: any = MAILBOX, more = {}) {
   const tools = new Map<string, Tool>();
   define(tools);
   const stop = new AbortController();
@@ -71,7 +71,7 @@ async function served(w: World, define: (tools: Map<string, Tool>) => void, mail
   let ended!: Promise<void>;
   await w.run(
     new Promise<void>((onReady, reject) => {
-      ended = serve(mailbox, peerKey, { ...w.o, tools, layer: mcpLayer, signal: stop.signal, onReady });
+      ended = serve(mailbox, peerKey, { ...w.o, tools, layer: mcpLayer, signal: stop.signal, onReady, ...more });
       ended.catch(reject);
     }),
   );
@@ -190,6 +190,14 @@ describe('requests and results', () => {
       const cause = await reasonOf(callTool(w));
       expect([cause.code, TechnocoreError.is(cause)], JSON.stringify(result)).toEqual(['bad_response', true]);
     }
+  });
+
+  test('an id of the caller is for the first request, later ones have fresh ones', async () => {
+    const rounds: object[] = [{ resultType: 'input_required', requestState: 's' }, done()];
+    const { channel, frames } = await answering(({ id }, n) => [{ id, result: rounds[n - 1]! }]);
+    await mcpCallTool(channel, 't', {}, me, { id: 'mine' });
+    expect(frames[0].id).toBe('mine');
+    expect(frames[1].id).not.toBe('mine');
   });
 
   test('arguments that are none are refused before anything is sent', async () => {
@@ -727,6 +735,22 @@ describe('cancelling', () => {
     expect(s.frames).toHaveLength(1);
   });
 
+  test('nothing is cancelled whose answer came before the word that it was written', async () => {
+    const stop = new AbortController();
+    const { channel, frames } = await answering(({ id }) => {
+      setImmediate(() => stop.abort('late'));
+      return [{ id, result: done() }];
+    });
+    const send = (text: string, { signal }: SendOptions = {}) =>
+      new Promise<never>((_, reject) => {
+        void channel.send(text);
+        signal!.addEventListener('abort', () => reject(signal!.reason));
+      });
+    expect(await reasonOf(mcpCallTool({ ...channel, send }, 't', {}, me, { signal: stop.signal }))).toBe('late');
+    await new Promise((resolve) => setImmediate(resolve));
+    expect(frames).toHaveLength(1);
+  });
+
   test('a tool of ours that hangs is stopped', async () => {
     const w = world();
     let stopped: unknown;
@@ -754,6 +778,29 @@ describe('cancelling', () => {
     const { messages } = await w.run(read(REPLY, w.o));
     expect(messages.filter((m) => m.from === peerKey.did)).toEqual([]);
   });
+});
+
+test('called off while it waits for its turn, a tool does not run, and others get theirs', async () => {
+  const w = world();
+  let release!: (text: string) => void;
+  const ran: string[] = [];
+  const define = (tools: Map<string, Tool>): void => {
+    tool('slow', 'd', {}, () => new Promise<string>((resolve) => (release = resolve)), { tools });
+    tool('quick', 'd', {}, ({ n }) => void ran.push(n), { tools });
+  };
+  await served(w, define, MAILBOX, { concurrency: 1 });
+  const slow = mcpCallTool(MAILBOX, 'slow', {}, me, o(w));
+  await w.clock.advance(200);
+  const stop = new AbortController();
+  const off = reasonOf(mcpCallTool(MAILBOX, 'quick', { n: 'off' }, me, o(w, { signal: stop.signal })));
+  const on = mcpCallTool(MAILBOX, 'quick', { n: 'on' }, me, o(w));
+  await w.clock.advance(200);
+  stop.abort('enough');
+  expect(await w.run(off)).toBe('enough');
+  await w.clock.advance(200);
+  release('done');
+  await w.run(Promise.all([slow, on]));
+  expect(ran).toEqual(['on']);
 });
 
 /** A network on which the client cannot read for a while, in which its mailbox loses messages. */
