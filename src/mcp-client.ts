@@ -246,8 +246,8 @@ function isTool(value: unknown): value is Tool {
 
 /**
  * The tools of a server, from all pages of its list. A list is kept as long as the server allows (for other keys of ours
- * too only where it is public), a day at most, and dropped when {@link mcpListen} hears that it changed. What is no tool
- * is left out, and an event. Names, descriptions and hints are a stranger's text.
+ * too only where it is public), a day at most, and dropped when {@link mcpListen} to the same `to` hears of a change. What
+ * is no tool is left out, and an event. Names, descriptions and hints are a stranger's text.
  *
  * @throws as {@link call}, and TechnocoreError `bad_response`: no list, or one without end
  */

@@ -341,7 +341,7 @@ describe('lists', () => {
 
   test('kept as long as every page allows, and no longer', async () => {
     const w = world();
-    const pages: any = { start: page(['a'], { nextCursor: 'x', ttlMs: 90_000 }), x: page(['b']) };
+    const pages: any = { start: page(['a'], { nextCursor: 'x' }), x: page(['b'], { ttlMs: 90_000 }) };
     const s = scripted(w, ({ id, params }) => [{ id, result: pages[params.cursor ?? 'start'] }]);
     const first = await w.run(mcpListTools(MAILBOX, me, o(w)));
     (first[0] as any).name = 'changed by its reader';
@@ -442,7 +442,27 @@ describe('lists', () => {
     expect(t.frames).toHaveLength(6);
   });
 
-  test('dropped when the server tells of a change, also for a list that is being read', async () => {
+  test('a list that changes while it is read is not kept', async () => {
+    const { channel, frames } = await answering(({ id, method, params }, n) => {
+      const meta = { _meta: { [TAG]: frames[0].id } };
+      if (method === 'subscriptions/listen') {
+        const told = { toolsListChanged: true };
+        return [{ method: 'notifications/subscriptions/acknowledged', params: { ...meta, notifications: told } }];
+      }
+      if (method !== 'tools/list') return [];
+      if (params.cursor === undefined) return [{ id, result: page([`t${n}`], { nextCursor: 'x' }) }];
+      const changed = { method: 'notifications/tools/list_changed', params: meta };
+      return [...(n === 3 ? [changed] : []), { id, result: page([]) }];
+    });
+    const notices = mcpListen(channel, { toolsListChanged: true }, me);
+    const heard = notices.next();
+    const names = async () => (await mcpListTools(channel, me)).map(({ name }) => name);
+    expect([await names(), await names(), await names()]).toEqual([['t2'], ['t4'], ['t4']]);
+    await heard;
+    await notices.return(null);
+  });
+
+  test('dropped when the server tells of a change', async () => {
     const w = world();
     const { tools } = await served(w, (tools) => tool('a', 'd', {}, () => 1, { tools }));
     expect(await listed(w)).toEqual(['a']);
