@@ -19,7 +19,7 @@ import { classify, resultOf, rpcNotification, rpcRequest } from './dispatch.ts';
 import { BadName, CallTimeout, type RingGap, TechnocoreError } from './errors.ts';
 import { feedOf } from './feed.ts';
 import { decode, encode, isObject, type Json } from './frames.ts';
-import { budgetOf, type Options, orAbort, sharedOf, type Transport, transportOf } from './http.ts';
+import { budgetOf, type Options, onAbort, orAbort, sharedOf, type Transport, transportOf } from './http.ts';
 import { type Identity, resolveIdentity } from './identity.ts';
 import { fingerprint, isDid } from './names.ts';
 import { isServedHere, isThere, LOOK_MS, type Presence, presenceOf } from './presence.ts';
@@ -343,8 +343,7 @@ export async function converse(
   );
 
   const stop = new AbortController();
-  const onAbort = (): void => stop.abort(o.signal?.reason);
-  o.signal?.addEventListener('abort', onAbort);
+  const forgetAbort = onAbort(o.signal, () => stop.abort(o.signal?.reason));
   let sent: Sent | undefined;
   let doubt: unknown;
   let room = isChannel(to) ? to.room : to;
@@ -496,7 +495,7 @@ export async function converse(
   } catch (cause) {
     throw stop.signal.aborted ? stop.signal.reason : cause;
   } finally {
-    o.signal?.removeEventListener('abort', onAbort);
+    forgetAbort();
     stop.abort();
     timer.abort();
     forget?.();

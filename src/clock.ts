@@ -20,15 +20,49 @@ export const systemClock: Clock = {
       if (signal?.aborted) return reject(signal.reason);
       const done = (): void => {
         clearTimeout(timer);
-        signal?.removeEventListener('abort', done);
+        forget();
         if (signal?.aborted) reject(signal.reason);
         else resolve();
       };
       // A longer delay would overflow the timer and fire at once.
       const timer = setTimeout(done, Math.min(Math.max(ms, 0), 0x7fffffff));
-      signal?.addEventListener('abort', done);
+      const forget = onAbort(signal, done);
     }),
 };
+
+interface Waiting {
+  readonly runs: Set<() => void>;
+  readonly listener: () => void;
+}
+
+const waiting = new WeakMap<AbortSignal, Waiting>();
+
+/**
+ * Calls `run` once when the signal aborts, unless it has aborted already. However many wait for one signal, it has one
+ * listener: a hundred calls may share a signal, and platforms take more than ten listeners for a leak.
+ *
+ * @param run must not throw
+ * @returns forgets it
+ */
+export function onAbort(signal: AbortSignal | undefined, run: () => void): () => void {
+  if (!signal || signal.aborted) return () => {};
+  let entry = waiting.get(signal);
+  if (!entry) {
+    const runs = new Set<() => void>();
+    const listener = (): void => {
+      for (const one of [...runs]) one();
+    };
+    waiting.set(signal, (entry = { runs, listener }));
+  }
+  const { runs, listener } = entry;
+  // A run of its own, though the same function waits twice.
+  const mine = (): void => run();
+  if (runs.size === 0) signal.addEventListener('abort', listener);
+  runs.add(mine);
+  return () => {
+    if (runs.delete(mine) && runs.size === 0) signal.removeEventListener('abort', listener);
+  };
+}
 
 /** A float in [0, 1) from the transport's randomness. */
 export function randomFloat(random: (bytes: number) => Uint8Array): number {

@@ -297,8 +297,9 @@ export class Feed {
     const { clock } = this.#t;
     if (!rhythmOf(this.#t).coarse || ![...this.#listeners].every(({ nudged }) => nudged)) return;
     for (;;) {
-      const ms = Math.min(this.#holdUntil - clock.now(), EXPECT_MS);
-      if (ms <= 0) return;
+      const ms = this.#holdUntil - clock.now();
+      // Longer than any hold: the clock was set back.
+      if (ms <= 0 || ms > EXPECT_MS) return;
       const wake = new AbortController();
       this.#wake = wake;
       const stop = (): void => wake.abort();

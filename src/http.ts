@@ -5,11 +5,11 @@
  * @module
  */
 import { Budget } from './budget.ts';
-import { type Clock, randomFloat, systemClock } from './clock.ts';
+import { type Clock, onAbort, randomFloat, systemClock } from './clock.ts';
 import { BadName, HttpError, RateLimited, TechnocoreError, Unavailable } from './errors.ts';
 import { isObject } from './frames.ts';
 
-export { type Clock, randomFloat, systemClock } from './clock.ts';
+export { type Clock, onAbort, randomFloat, systemClock } from './clock.ts';
 
 /** Something that happened on the way and did not end the operation: a retry, a gap, a refused frame. */
 export interface Event {
@@ -192,8 +192,7 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
   const begun = t.clock.now();
   const stop = new AbortController();
   const limitMs = (r.waitMs ?? 0) + (r.timeoutMs ?? 15_000);
-  const onAbort = (): void => stop.abort(r.signal?.reason);
-  r.signal?.addEventListener('abort', onAbort);
+  const forget = onAbort(r.signal, () => stop.abort(r.signal?.reason));
   const timer = new AbortController();
   t.clock.sleep(limitMs, timer.signal).then(
     () => stop.abort(new Unavailable(`${t.base} gave no complete answer within ${limitMs} ms`)),
@@ -223,7 +222,7 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
     if (TechnocoreError.is(cause)) throw cause;
     throw new Unavailable(`${t.base} could not be reached or broke off`, cause);
   } finally {
-    r.signal?.removeEventListener('abort', onAbort);
+    forget();
     timer.abort(OVER);
     // Whatever is still under way is abandoned without an unhandled rejection.
     work.catch(() => {});
@@ -285,10 +284,9 @@ export function failureOf(reply: Reply, bucket: 'read' | 'write', clock: Clock):
 export function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
   if (!signal) return promise;
   return new Promise((resolve, reject) => {
-    const onAbort = (): void => reject(signal.reason);
-    if (signal.aborted) onAbort();
-    signal.addEventListener('abort', onAbort, { once: true });
-    promise.then(resolve, reject).finally(() => signal.removeEventListener('abort', onAbort));
+    if (signal.aborted) reject(signal.reason);
+    const forget = onAbort(signal, () => reject(signal.reason));
+    promise.then(resolve, reject).finally(forget);
   });
 }
 

@@ -5,7 +5,7 @@
  * @module
  */
 import { BadNonce } from './errors.ts';
-import type { Clock } from './http.ts';
+import { type Clock, orAbort } from './http.ts';
 
 /** Hands out nonces, each scope rising. */
 export interface NonceSource {
@@ -87,24 +87,12 @@ export class Lanes {
     void mine.then(() => this.#last.get(lane) === mine && this.#last.delete(lane));
     try {
       signal?.throwIfAborted();
-      if (before !== undefined) await orAborted(before, signal);
+      if (before !== undefined) await orAbort(before, signal);
       return await job();
     } finally {
       leave();
     }
   }
-}
-
-function orAborted(settled: Promise<void>, signal?: AbortSignal): Promise<void> {
-  if (signal === undefined) return settled;
-  return new Promise((resolve, reject) => {
-    const onAbort = (): void => reject(signal.reason);
-    signal.addEventListener('abort', onAbort, { once: true });
-    settled.then(() => {
-      signal.removeEventListener('abort', onAbort);
-      resolve();
-    });
-  });
 }
 
 /** Nonces of a key that lives in this process alone. */

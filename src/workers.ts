@@ -3,6 +3,7 @@
  *
  * @module
  */
+import { onAbort } from './clock.ts';
 
 /** Turns for work of many keys. */
 export class Workers {
@@ -28,6 +29,7 @@ export class Workers {
 
   /** Waits for a turn. @returns gives it back; undefined when too many wait, or the signal aborts first */
   async enter(from: string, signal?: AbortSignal): Promise<(() => void) | undefined> {
+    if (signal?.aborted) return undefined;
     if (this.#free > 0 && this.#mayTake(from)) this.#take(from);
     else {
       const queue = this.#queues.get(from) ?? [];
@@ -35,9 +37,12 @@ export class Workers {
       this.#queues.set(from, queue);
       this.#waiting++;
       const isOn = await new Promise<boolean>((resolve) => {
-        const go = (): void => resolve(true);
+        const go = (): void => {
+          forget();
+          resolve(true);
+        };
         queue.push(go);
-        signal?.addEventListener('abort', () => {
+        const forget = onAbort(signal, () => {
           if (this.#leave(from, go)) resolve(false);
         });
       });

@@ -327,6 +327,26 @@ describe.each(PROFILES)('a call, %s', (profile) => {
     }
   });
 
+  test('fault 82: a hundred calls may share a signal, which has one listener then and none after', async () => {
+    const w = parties(profile);
+    const stop = await served(w);
+    const warned: unknown[] = [];
+    const warn = (warning: Error): void => void warned.push(warning.name);
+    process.on('warning', warn);
+    const user = new AbortController();
+    const { signal } = user;
+    const work = Array.from({ length: 30 }, (_, i) => w.ask('add', { a: i, b: 0 }, { signal }));
+    const writes = Array.from({ length: 30 }, (_, i) => client.say('x', `${i}`, { ...w.o, signal }));
+    await settled();
+    expect(getEventListeners(signal, 'abort').length).toBeLessThanOrEqual(2);
+    await w.run(Promise.all([...work, ...writes]));
+    await settled();
+    expect(getEventListeners(signal, 'abort')).toEqual([]);
+    process.off('warning', warn);
+    expect(warned).toEqual([]);
+    await stop();
+  });
+
   test('fault 82: of two calls on one mailbox one aborts, and the other gets its answer', async () => {
     const w = parties(profile);
     const held: (() => unknown)[] = [];

@@ -11,6 +11,7 @@ import {
   failureOf,
   isTransient,
   neverSent,
+  onAbort,
   orAbort,
   type Polled,
   poll,
@@ -500,6 +501,34 @@ describe('orAbort', () => {
     user.abort('y');
     await expect(orAbort(Promise.reject(e), user.signal)).rejects.toBe('y');
     await settled();
+  });
+});
+
+describe('onAbort', () => {
+  test('one listener for all who wait, none for nobody; each is called once', () => {
+    const { signal, abort } = (() => {
+      const c = new AbortController();
+      return { signal: c.signal, abort: () => c.abort() };
+    })();
+    const calls: string[] = [];
+    const run = (): void => void calls.push('twice');
+    const forgets = [onAbort(signal, () => calls.push('a')), onAbort(signal, run), onAbort(signal, run)];
+    expect(getEventListeners(signal, 'abort')).toHaveLength(1);
+    for (const forget of [...forgets, ...forgets]) forget();
+    expect(getEventListeners(signal, 'abort')).toEqual([]);
+    const first = onAbort(signal, () => calls.push('first'));
+    onAbort(signal, () => {
+      calls.push('second');
+      third();
+    });
+    const third = onAbort(signal, () => calls.push('third'));
+    first();
+    abort();
+    // Who is forgotten while the others are called, may be called all the same; nobody is called twice.
+    expect(calls.filter((c) => c !== 'third')).toEqual(['second']);
+    onAbort(signal, () => calls.push('late'))();
+    onAbort(undefined, run)();
+    expect(calls).not.toContain('late');
   });
 });
 
