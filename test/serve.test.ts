@@ -1,3 +1,4 @@
+import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import { call } from '../src/call.ts';
 import type { CallContext, Handler } from '../src/dispatch.ts';
@@ -6,13 +7,14 @@ import { Conflict, RpcError } from '../src/errors.ts';
 import { encodeLong } from '../src/frames.ts';
 import { publishIdentity } from '../src/identity.ts';
 import { memoryLedger } from '../src/ledger.ts';
+import { createLocalService } from '../src/local.ts';
 import { defineTool, mcpLayer } from '../src/mcp.ts';
 import { identityNote } from '../src/names.ts';
 import { setNote } from '../src/notes.ts';
 import { type Place, read } from '../src/rooms.ts';
 import { type ServeOptions, serve } from '../src/serve.ts';
 import type { Signer } from '../src/signer.ts';
-import { broken, faulty, isSay, PROFILES, type Profile, requestFrame, signer, world } from './support.ts';
+import { broken, FREE, faker, faulty, isSay, PROFILES, type Profile, requestFrame, signer, world } from './support.ts';
 import { settled } from './virtual-clock.ts';
 
 const client = signer(1);
@@ -570,6 +572,62 @@ describe.each(PROFILES)('hostile frames, %s', (profile) => {
     expect(w.clock.sleepers).toBe(0);
   });
 
+  test('fault 80: whatever a frame is made of, requests are answered and nothing else is', async () => {
+    const w = serving(profile);
+    await w.open();
+    const s = await w.start();
+    const json = fc.jsonValue({ maxDepth: 2 });
+    const maybe = (arb: fc.Arbitrary<unknown>): fc.Arbitrary<unknown> => fc.option(arb, { nil: undefined, freq: 4 });
+    const reply = fc.constantFrom<unknown>(MINE, MINE, MINE, BOX, 'lobby', 7, null);
+    const params = fc.oneof(
+      json,
+      fc.record({ n: json, _meta: reply.map((room) => ({ 'chat.technocore/reply': room })) }),
+      fc.array(json, { maxLength: 2 }),
+    );
+    let ids = 0;
+    const member = fc
+      .record({
+        jsonrpc: maybe(fc.constantFrom<unknown>('2.0', '2.0', '2.0', '1.0', 2)),
+        id: maybe(fc.oneof(fc.constant('own'), fc.constant('own'), json)),
+        method: maybe(fc.oneof(fc.constant('echo'), fc.constant('nope'), json)),
+        params: maybe(params),
+        result: fc.option(json, { nil: undefined, freq: 1 }),
+        error: fc.option(json, { nil: undefined, freq: 1 }),
+      })
+      // Whatever repeats an id is another question; that is not what is asked here.
+      .map((frame) => (frame.id === 'own' ? { ...frame, id: `own ${ids++}` } : frame));
+    const frames = fc.sample(member, { numRuns: 120, seed: 7 });
+    const expected: unknown[] = [];
+    for (const frame of frames) {
+      const { jsonrpc, id, method, params, result, error } = frame as any;
+      const isAddressed = params?._meta?.['chat.technocore/reply'] === MINE;
+      const isId = id === null || typeof id === 'string' || (typeof id === 'number' && Math.abs(id) <= 2 ** 53);
+      const isResponse = method === undefined && (result !== undefined || error !== undefined);
+      const isCall =
+        jsonrpc === '2.0' &&
+        typeof method === 'string' &&
+        (params === undefined || (typeof params === 'object' && params !== null));
+      // Without an address the answer goes where the last one went.
+      const isNamed = params?._meta?.['chat.technocore/reply'] !== undefined;
+      if (isResponse || (!isAddressed && isNamed)) continue;
+      if (isCall && isId) expected.push(id);
+      else if (isNamed && !(isCall && id === undefined)) expected.push(isId ? id : null);
+    }
+    await w.say(ask('first', 'echo'));
+    for (const frame of frames) await w.say(encodeLong(frame), client, 5);
+    await w.clock.advance(200);
+    const { messages } = await w.run(read(MINE, { ...w.o, since: 2, limit: 200 }));
+    const answered = messages.map((m) => JSON.parse(m.text).id);
+    const unlike = (id: unknown): boolean => typeof id === 'string' && id.startsWith('own ');
+    // Those that were made up may repeat each other.
+    expect(answered.filter(unlike)).toEqual(expected.filter(unlike));
+    const kinds = (list: unknown[]): unknown[] =>
+      [...new Set(list.filter((id) => !unlike(id)).map((id) => JSON.stringify(id)))].sort();
+    expect(kinds(answered)).toEqual(kinds(expected));
+    expect(expected.length).toBeGreaterThan(12);
+    await s.stop();
+  });
+
   test('what is no request but says where to is told so, once a member and not without end', async () => {
     const w = serving(profile);
     await w.open();
@@ -796,6 +854,58 @@ describe.each(PROFILES)('time, %s', (profile) => {
     expect(w.kinds()).toContain('lost');
     await s.stop();
   });
+});
+
+test('on real sockets, through a network that breaks, every call is answered right and run once', async () => {
+  const service = createLocalService({ limits: FREE });
+  const { url, close } = await service.listen();
+  let seed = 1;
+  const chance = (): number => (seed = (seed * 48_271) % 2_147_483_647) / 2_147_483_647;
+  let broke = 0;
+  const { base } = await faker(async (request, response) => {
+    const kind = chance();
+    const breaks = (): void => {
+      broke++;
+      request.socket.destroy();
+    };
+    if (kind < 0.08) return breaks();
+    try {
+      const reply = await fetch(url + request.url, { method: request.method! });
+      const body = await reply.text();
+      if (kind < 0.16) return breaks();
+      if (kind < 0.2) return void response.writeHead(503).end('busy');
+      response.writeHead(reply.status, { 'content-length': Buffer.byteLength(body) });
+      if (kind > 0.24) return void response.end(body);
+      response.write(body.slice(0, body.length / 2));
+      setImmediate(breaks);
+    } catch {
+      response.destroy();
+    }
+  });
+  const runs = new Map<number, number>();
+  const methods = new Map<string, Handler>([
+    [
+      'count',
+      ({ n }) => {
+        runs.set(n, (runs.get(n) ?? 0) + 1);
+        return 2 * n;
+      },
+    ],
+  ]);
+  const stop = new AbortController();
+  const over = await new Promise<{ end: Promise<void> }>((resolve) => {
+    const end = serve(BOX, server, { base, methods, signal: stop.signal, onReady: () => resolve({ end }) });
+  });
+  const numbers = Array.from({ length: 16 }, (_, i) => i);
+  const answers = numbers.map((n) =>
+    call(BOX, 'count', { n }, client, { base, replyTo: MINE, timeoutMs: 50_000, retry: 3 }),
+  );
+  expect(await Promise.all(answers)).toEqual(numbers.map((n) => 2 * n));
+  expect([...runs.values()]).toEqual(numbers.map(() => 1));
+  expect(broke).toBeGreaterThan(2);
+  stop.abort();
+  await over.end;
+  await close();
 });
 
 test('64 callers with keys of their own are answered, each in its room', async () => {
