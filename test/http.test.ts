@@ -433,6 +433,14 @@ describe('poll', () => {
     expect(late[4]! - late[0]!).toBeCloseTo(8000, -2);
   });
 
+  test('fault 53: nor one that says after a while that it did not hold', async () => {
+    const times = await asked(60_000, async (clock, _n, signal) => {
+      await clock.sleep(1000, signal);
+      return { held: false };
+    });
+    expect(times.length).toBeLessThan(25);
+  });
+
   test('fault 53: nor one that answers at once and says nothing of it', async () => {
     expect((await asked(60_000, async () => ({}))).length).toBeLessThan(36);
   });
