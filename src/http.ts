@@ -290,6 +290,26 @@ export function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined)
   });
 }
 
+/** A signal that aborts with another, or after `ms`; `end` leaves neither timer nor listener behind. */
+export function within(t: Transport, ms: number, signal?: AbortSignal): { signal: AbortSignal; end: () => void } {
+  const stop = new AbortController();
+  const timer = new AbortController();
+  const onAbort = (): void => stop.abort(signal?.reason);
+  if (signal?.aborted) onAbort();
+  signal?.addEventListener('abort', onAbort);
+  t.clock.sleep(ms, timer.signal).then(
+    () => stop.abort(new Unavailable(`not done within ${Math.round(ms)} ms`)),
+    () => {},
+  );
+  return {
+    signal: stop.signal,
+    end() {
+      timer.abort();
+      signal?.removeEventListener('abort', onAbort);
+    },
+  };
+}
+
 // --- retry and long poll ----------------------------------------------------------------------------------------
 
 /** Whether trying again later can help, without any doubt about what the failed attempt did to a read. */

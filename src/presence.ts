@@ -9,7 +9,7 @@
  */
 import { toHex, utf8 } from './bytes.ts';
 import { sha256 } from './crypto.ts';
-import { budgetOf, sharedOf, type Transport } from './http.ts';
+import { budgetOf, sharedOf, type Transport, within } from './http.ts';
 import { type NotePath, verify } from './names.ts';
 import { readNote, setNote } from './notes.ts';
 import { remember } from './replies.ts';
@@ -183,13 +183,9 @@ export async function attend(
     if (others > 0) served.set(mailbox, others);
     else served.delete(mailbox);
     if (!told || !isLast()) return;
-    const end = new AbortController();
-    t.clock.sleep(GOODBYE_MS, end.signal).then(
-      () => end.abort(),
-      () => {},
-    );
-    await attempt(tell(0, end.signal));
-    end.abort();
+    const { signal: until, end } = within(t, GOODBYE_MS);
+    await attempt(tell(0, until));
+    end();
   }
 }
 

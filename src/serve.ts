@@ -30,6 +30,7 @@ import { Outbox } from './outbox.ts';
 import { attend } from './presence.ts';
 import { type ReplyLimits, ReplyRooms } from './replies.ts';
 import { type CursorStore, saySigned } from './rooms.ts';
+import { Share, type Standing } from './share.ts';
 import type { Signer } from './signer.ts';
 import { MAX_SPILLED, SPILL_META, Spills, spilledBytes, spilledFrame } from './spill.ts';
 import { Workers } from './workers.ts';
@@ -71,6 +72,13 @@ export interface ServeOptions
    * and at the end. Default true.
    */
   presence?: boolean;
+  /**
+   * Whether other servers, on other machines, with the same seed, read the same mailbox and share its callers. When one
+   * dies, the others take over within the lease, by default a minute: what it may have begun, and did not answer, is
+   * reported interrupted, or run again where that does no harm. Costs each server three writes and reads a minute, a tenth of
+   * the write budget of its address, and twelve reads a minute while it waits for a share.
+   */
+  claim?: boolean | { leaseMs?: number };
   /** Called once requests are taken. */
   onReady?: () => void;
 }
@@ -95,7 +103,11 @@ export async function serve(mailbox: string | Channel, signer: Signer, o: ServeO
 }
 
 /** The way back to one caller. */
-type Reply = (text: string) => Promise<void>;
+interface Reply {
+  send(text: string): Promise<void>;
+  /** The room it leads to; undefined on a channel. */
+  readonly room?: string;
+}
 
 /** Most notifications of one request that wait to be written. */
 const MAX_EMITTED = 64;
@@ -119,8 +131,10 @@ class Server implements Listener {
   readonly #spilled: Spills;
   /** What is under way, so that draining can wait for it. */
   readonly #tasks = new Set<Promise<unknown>>();
-  /** Tasks of each message that is still worked on, in the order of the room. */
-  readonly #unfinished = new Map<number, number>();
+  /** Each message that is still worked on, in the order of the room. */
+  readonly #unfinished = new Map<number, { from: string; tasks: number }>();
+  readonly #share: Share | undefined;
+  readonly #sharing = new AbortController();
   #saving = false;
   #saved = -1;
   /** The last task of each key: messages of one key are admitted in their order. */
@@ -153,7 +167,20 @@ class Server implements Listener {
     this.#replies = new ReplyRooms(t, this.#room, o.replyLimits);
     this.#outbox = new Outbox(t, (room, text) => saySigned(t, signer, room, text));
     this.#spilled = new Spills(t, signer);
+    if (o.claim) this.#share = this.#makeShare(o.claim === true ? undefined : o.claim.leaseMs);
     this.#workers = new Workers(o.concurrency ?? 16, o.queue ?? 1024);
+  }
+
+  #makeShare(leaseMs: number | undefined): Share {
+    if (this.#channel) throw new TechnocoreError('bad_option', 'only a mailbox can be shared with other servers');
+    const unfinished = (fits: (from: string) => boolean): number | undefined => {
+      for (const [seq, { from }] of this.#unfinished) if (fits(from)) return seq;
+      return undefined;
+    };
+    const handle = (m: Incoming, frame: JsonObject | Json[], standing: Standing): void =>
+      this.#enqueue(m, frame, standing);
+    const place = (): number => feedOf(this.#t, this.#room).place?.since ?? 0;
+    return new Share(this.#t, this.#signer, this.#room, { handle, place, unfinished }, leaseMs);
   }
 
   async run(signal: AbortSignal | undefined): Promise<void> {
@@ -170,10 +197,14 @@ class Server implements Listener {
       leave = await this.#listen(signal);
       void this.#passTime(over.signal);
       if (!this.#channel) this.#track(this.#attend(over.signal));
+      this.#share?.run(this.#sharing.signal).catch((cause) => {
+        if (!this.#sharing.signal.aborted) this.#ended?.(cause);
+      });
       if (!signal?.aborted) this.#o.onReady?.();
       await promise;
     } finally {
       over.abort(OVER);
+      this.#share?.stop();
       signal?.removeEventListener('abort', onAbort);
       leave?.();
     }
@@ -185,7 +216,8 @@ class Server implements Listener {
       this.#heard = false;
       return was;
     };
-    return attend(this.#t, this.#room, this.#signer, signal, { presence: this.#o.presence ?? true, heard });
+    const isLast = (): boolean => this.#share?.isAlone ?? true;
+    return attend(this.#t, this.#room, this.#signer, signal, { presence: this.#o.presence ?? true, heard, isLast });
   }
 
   /** Tells the ledger the time, also while nobody asks for anything. */
@@ -203,8 +235,9 @@ class Server implements Listener {
   async #listen(signal: AbortSignal | undefined): Promise<() => void> {
     if (this.#channel) return this.#channel.listen(this, signal);
     const { cursor } = this.#o;
-    const from = await cursor?.load(this.#room);
+    const kept = await cursor?.load(this.#room);
     await openMailbox(this.#t, this.#room, this.#signer, signal);
+    const from = this.#share ? await this.#share.begin(kept, signal) : kept;
     const feed = feedOf(this.#t, this.#room);
     const leave = await feed.listen(this, { signal, from });
     try {
@@ -222,9 +255,12 @@ class Server implements Listener {
     // Subscriptions would go on for long; they end with an answer, like the rest.
     this.#dispatcher.close();
     while (this.#tasks.size > 0) await Promise.allSettled(this.#tasks);
+    this.#sharing.abort(OVER);
+    await this.#share?.release();
   }
 
   gap(gap: RingGap): void {
+    if (gap.reason === 'recreated') this.#share?.reset();
     // Lost requests are their callers' to repeat; the operator may want to know.
     this.#t.onEvent({ kind: 'lost', room: this.#room, gap });
   }
@@ -246,6 +282,11 @@ class Server implements Listener {
       this.#t.onEvent({ kind: 'skipped', room: m.room, seq: m.seq, reason: frame ? 'not signed' : 'not a frame' });
       return;
     }
+    if (this.#share) this.#share.message(m, frame);
+    else this.#enqueue(m, frame);
+  }
+
+  #enqueue(m: Incoming, frame: JsonObject | Json[], standing: Standing = 'new'): void {
     const lane = this.#lanes.get(m.from) ?? { length: 0, last: Promise.resolve() };
     if (lane.length >= MAX_LANE || this.#tasks.size >= MAX_TASKS) {
       this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason: 'too many at once' });
@@ -254,34 +295,34 @@ class Server implements Listener {
     lane.length++;
     lane.last = lane.last.then(async () => {
       try {
-        await this.#admit(m, frame);
+        await this.#admit(m, frame, standing);
       } catch (cause) {
         this.#t.onEvent({ kind: 'skipped', room: m.room, seq: m.seq, from: m.from, cause });
       }
       if (--lane.length === 0) this.#lanes.delete(m.from);
     });
     this.#lanes.set(m.from, lane);
-    this.#track(lane.last, m.seq);
+    this.#track(lane.last, m);
   }
 
-  /** @param seq of the message that is finished with the task; undefined: the place need not wait for it */
-  #track(task: Promise<unknown>, seq?: number): void {
+  /** @param m the message that is finished with the task; undefined: the place need not wait for it */
+  #track(task: Promise<unknown>, m?: Incoming): void {
     this.#tasks.add(task);
-    if (seq !== undefined) this.#unfinished.set(seq, (this.#unfinished.get(seq) ?? 0) + 1);
+    if (m) this.#unfinished.set(m.seq, { from: m.from, tasks: (this.#unfinished.get(m.seq)?.tasks ?? 0) + 1 });
     void task
       .catch((cause) => this.#t.onEvent({ kind: 'skipped', room: this.#room, cause }))
       .finally(() => {
         this.#tasks.delete(task);
-        if (seq === undefined) return;
-        const left = this.#unfinished.get(seq)! - 1;
-        if (left > 0) this.#unfinished.set(seq, left);
-        else this.#unfinished.delete(seq);
+        if (!m) return;
+        const tasks = this.#unfinished.get(m.seq)!.tasks - 1;
+        if (tasks > 0) this.#unfinished.set(m.seq, { from: m.from, tasks });
+        else this.#unfinished.delete(m.seq);
         this.#save();
       });
   }
 
   /** Decides about one message; what it asks for then runs on its own. */
-  async #admit(m: Incoming, frame: JsonObject | Json[]): Promise<void> {
+  async #admit(m: Incoming, frame: JsonObject | Json[], standing: Standing): Promise<void> {
     const batch = Array.isArray(frame) ? frame : undefined;
     const members = batch ?? [frame];
     const kinds = members.map(classify);
@@ -292,6 +333,7 @@ class Server implements Listener {
 
     // Answered, it would reach the caller whose id it is as the answer to a question of his.
     if (requests.some(({ id }) => !mayUseId(m.from, id))) return this.#refuse(m, 'an id of another key');
+    if (standing === 'finished') return this.#elsewhere(m, requests, named);
 
     if (!((await this.#o.allow?.(m.from)) ?? true)) {
       this.#refuse(m, 'not allowed');
@@ -317,7 +359,8 @@ class Server implements Listener {
     const reply = wanted ? await this.#replyTo(m, named) : undefined;
     const asked = reply ? requests : [];
     const { fresh, verdicts } = await this.#admission(m, whole ? [] : asked, named);
-    if (fresh) {
+    const isNew = fresh && standing === 'new';
+    if (isNew) {
       members.forEach((member, i) => {
         if (kinds[i] === 'notification') this.#track(this.#notified(m, member as JsonObject));
       });
@@ -327,15 +370,18 @@ class Server implements Listener {
       return;
     }
     if (whole) {
-      if (fresh) this.#track(this.#answer(reply, await this.#dispatcher.dispatch(batch).then(encodeLong)));
+      if (isNew) this.#track(this.#answer(reply, await this.#dispatcher.dispatch(batch).then(encodeLong)));
       return;
     }
     this.#track(
       (async () => {
-        const spoken = named !== undefined && fresh ? invalid : [];
+        const spoken = named !== undefined && isNew ? invalid : [];
         const refused = await Promise.all(spoken.map((member) => this.#dispatcher.dispatch(member).then(encodeLong)));
         const answers = await Promise.all(
-          requests.map((request, i) => this.#outcome(m, request, verdicts[i]!, fresh, reply)),
+          requests.map((request, i) => {
+            const isBegun = standing === 'uncertain' && verdicts[i]!.kind === 'new';
+            return this.#outcome(m, request, isBegun ? { kind: 'interrupted' } : verdicts[i]!, isNew, reply);
+          }),
         );
         const texts = answers.filter((text) => text !== undefined);
         if (!(await this.#answer(reply, join(batch, [...refused, ...texts])))) return;
@@ -345,8 +391,17 @@ class Server implements Listener {
           }
         }
       })(),
-      requests.some((request) => this.#dispatcher.staysOpen(request)) ? undefined : m.seq,
+      requests.some((request) => this.#dispatcher.staysOpen(request)) ? undefined : m,
     );
+  }
+
+  /** Remembers what another server finished, so that it runs here as little as it would there. */
+  async #elsewhere(m: Incoming, requests: JsonObject[], named: unknown): Promise<void> {
+    const { verdicts } = await this.#admission(m, requests, named);
+    for (const [i, { kind }] of verdicts.entries()) {
+      const id = requests[i]!['id'] as Id;
+      if (kind === 'new') await this.#ledger.answer(m.from, JSON.stringify(id), interrupted(id));
+    }
   }
 
   /** What the ledger says. A server whose ledger fails can promise nothing any more, and ends. */
@@ -388,6 +443,10 @@ class Server implements Listener {
     }
     const release = await this.#workers.enter(m.from);
     if (!release) return this.#refuse(m, 'too many wait');
+    if (this.#share && !this.#share.holds(m.from)) {
+      release();
+      return this.#refuse(m, 'the share of the mailbox is another server’s by now');
+    }
     const stop = new AbortController();
     const timer = new AbortController();
     try {
@@ -409,19 +468,15 @@ class Server implements Listener {
     reply: Reply,
   ): Promise<string | undefined> {
     const id = request['id'] as Id;
-    const key = JSON.stringify(id);
     switch (verdict.kind) {
       case 'new':
         return this.#run(m, request, reply);
       case 'answered':
+        if (this.#share && verdict.answer === interrupted(id)) return this.#interrupted(m, request, fresh, reply);
         // Read again after a restart; a repeat that the caller signed anew is fresh.
         return !fresh && verdict.sent ? undefined : verdict.answer;
-      case 'interrupted': {
-        if (this.#dispatcher.idempotent(request)) return this.#run(m, request, reply);
-        const text = interrupted(id);
-        await this.#ledger.answer(m.from, key, text);
-        return text;
-      }
+      case 'interrupted':
+        return this.#interrupted(m, request, fresh, reply);
       case 'differs':
         return encodeLong(
           rpcError(id, INVALID_REQUEST, 'Invalid Request: this id stands for another request of yours'),
@@ -432,6 +487,18 @@ class Server implements Listener {
         this.#t.onEvent({ kind: 'skipped', room: m.room, seq: m.seq, from: m.from, reason: verdict.kind });
         return undefined;
     }
+  }
+
+  /** Of a request that another process began: its answer if that stands there, else another try or the word for none. */
+  async #interrupted(m: Incoming, request: JsonObject, fresh: boolean, reply: Reply): Promise<string | undefined> {
+    const id = request['id'] as Id;
+    const key = JSON.stringify(id);
+    const found = reply.room === undefined ? undefined : await this.#share?.answerIn(reply.room, key);
+    if (found === undefined && this.#dispatcher.idempotent(request)) return this.#run(m, request, reply);
+    const text = found ?? interrupted(id);
+    await this.#ledger.answer(m.from, key, text);
+    // Only who asks again did not see what stands there.
+    return found === undefined || fresh ? text : undefined;
   }
 
   /** A refusal costs a write like any answer: a key that floods gets only some. */
@@ -460,6 +527,13 @@ class Server implements Listener {
     if (!release) {
       await this.#ledger.forget(m.from, key);
       return this.#refusal(m, encodeLong(rpcError(id, BUSY, 'Busy', { retryAfterMs: 1000 })));
+    }
+    if (this.#share && !this.#share.holds(m.from)) {
+      release();
+      // Whoever has the share by then must not take it for one that was finished.
+      await this.#ledger.answer(m.from, key, interrupted(id));
+      this.#share.again(m, decode(m.text)!);
+      return undefined;
     }
     const stop = new AbortController();
     const timer = new AbortController();
@@ -521,14 +595,14 @@ class Server implements Listener {
     const channel = this.#channel;
     if (channel) {
       const put = (text: string): Promise<Json> => channel.spill!.put(text);
-      return async (text) => void (await channel.send(await this.#fit(text, put)));
+      return { send: async (text) => void (await channel.send(await this.#fit(text, put))) };
     }
     const room = await this.#replies.find(m.from, named);
     if (room === undefined || !(this.#o.replyPolicy?.(m.from, room) ?? true)) return undefined;
     // Looked up while the handler runs.
     const admitted = this.#replies.admits(m.from, room);
     admitted.catch(() => {});
-    return async (text) => {
+    const send = async (text: string): Promise<void> => {
       const proof = await admitted;
       // A room that may be somebody else's gets no more than a line.
       const put = async (text: string): Promise<Json> => {
@@ -538,6 +612,7 @@ class Server implements Listener {
       if (proof) await this.#outbox.send(m.from, room, await this.#fit(text, put));
       else this.#t.onEvent({ kind: 'refused', room, from: m.from, reason: 'the key was never seen in its reply room' });
     };
+    return { send, room };
   }
 
   /** The text itself, or what stands for it after it was put where a larger one can be. */
@@ -554,7 +629,7 @@ class Server implements Listener {
   /** Writes an answer; what cannot be written is told, and kept for a repeat of the request. */
   async #answer(reply: Reply, text: string | string[]): Promise<boolean> {
     try {
-      for (const one of typeof text === 'string' ? [text] : text) await reply(one);
+      for (const one of typeof text === 'string' ? [text] : text) await reply.send(one);
       return true;
     } catch (cause) {
       this.#t.onEvent({ kind: 'unanswered', room: this.#room, cause });
@@ -567,11 +642,12 @@ class Server implements Listener {
     const { cursor } = this.#o;
     if (!cursor || this.#channel || this.#saving) return;
     const place = feedOf(this.#t, this.#room).place;
-    const oldest: number | undefined = this.#unfinished.keys().next().value;
+    const begun: number | undefined = this.#unfinished.keys().next().value;
+    const oldest = Math.min(begun ?? Number.POSITIVE_INFINITY, this.#share?.oldest ?? Number.POSITIVE_INFINITY);
     if (!place) return;
     const { generation } = place;
     const behind =
-      oldest === undefined ? place : { since: oldest - 1, ...(generation !== undefined && { generation }) };
+      oldest > place.since ? place : { since: oldest - 1, ...(generation !== undefined && { generation }) };
     if (behind.since === this.#saved) return;
     this.#saving = true;
     this.#saved = behind.since;

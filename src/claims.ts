@@ -1,0 +1,437 @@
+/**
+ * Several servers on one mailbox: each handles the callers of some of four partitions, for as long as it holds their lease.
+ * All share one seed; the leases are in one note, under a name that is derived from the seed, with a MAC. What does not
+ * verify counts as absent.
+ *
+ * No two clocks are compared. An owner counts its lease from before it wrote the last renewal; whoever wants to take it
+ * over must have seen that renewal, and no later one, for as long as the lease lasts, counted by sleeping. So the first has
+ * certainly stopped to begin anything when the second starts, as long as the clocks of both go equally fast.
+ *
+ * @module
+ */
+import { toBase64url, toHex, utf8 } from './bytes.ts';
+import { hmacSha256, sha256 } from './crypto.ts';
+import { type Conflict, TechnocoreError } from './errors.ts';
+import { randomFloat, retrying, type Transport, within } from './http.ts';
+import { readNote, setNote } from './notes.ts';
+import { PATIENCE_MS, readView } from './rooms.ts';
+import type { Signer } from './signer.ts';
+
+/** How long a lease lasts by default, ms, and how much of it its owner uses. */
+const LEASE_MS = 60_000;
+const OWN_SHARE = 0.9;
+/** How often a lease is renewed while it lasts, and how often one looks who lacks a partition. */
+const RENEWALS = 3;
+const LOOKS = 12;
+
+const PARTITIONS = 4;
+/** Members of a table; more servers than partitions only watch. */
+const MAX_MEMBERS = 16;
+/** How often one who lost a race for the note tries again at once. */
+const RACES = 5;
+
+/** In the place of an owner: given back; its owner died. */
+const FREE = '-';
+const LAPSED = '!';
+/** Begins what stands there when nobody knows, and what sets one such time apart from another. */
+const UNKNOWN = '?';
+
+/** The partition of a caller. */
+export function partitionOf(did: string): number {
+  return sha256(utf8(did))[0]! % PARTITIONS;
+}
+
+// --- the table ---------------------------------------------------------------------------------------------------
+
+interface Member {
+  /** Rises with every renewal. */
+  readonly count: number;
+  readonly leaseMs: number;
+}
+
+interface Part {
+  readonly owner: string;
+  /** Seq up to which all messages of the partition's callers are finished. */
+  readonly done: number;
+}
+
+interface Table {
+  readonly version: number;
+  readonly members: Map<string, Member>;
+  readonly parts: Part[];
+}
+
+const isUnknown = ({ owner }: Part): boolean => owner.startsWith(UNKNOWN);
+const isOwned = (part: Part): boolean => part.owner !== FREE && part.owner !== LAPSED && !isUnknown(part);
+
+function textOf({ version, members, parts }: Table): string {
+  const list = [...members].map(([id, { count, leaseMs }]) => `${id}:${count}:${leaseMs}`).join(',');
+  return `claims/1 ${version} ${list || FREE} ${parts.map(({ owner, done }) => `${owner}:${done}`).join(' ')}`;
+}
+
+function tableOf(text: string): Table | undefined {
+  const [kind, version, list, ...rest] = text.split(' ');
+  if (kind !== 'claims/1' || rest.length !== PARTITIONS) return undefined;
+  const members = (list === FREE ? [] : list!.split(',')).map((member): [string, Member] => {
+    const [id, count, leaseMs] = member.split(':');
+    return [id!, { count: Number(count), leaseMs: Number(leaseMs) }];
+  });
+  const parts = rest.map((part): Part => {
+    const [owner, done] = part.split(':');
+    return { owner: owner!, done: Number(done) };
+  });
+  return { version: Number(version), members: new Map(members), parts };
+}
+
+// --- one server's part in it -------------------------------------------------------------------------------------
+
+/** What claims ask of the server, and tell it. */
+export interface ClaimHooks {
+  /** Seq up to which it has read. */
+  place(): number;
+  /** Seq behind which it serves, where nobody served before. */
+  start(): number;
+  /** Seq up to which everything of a partition is finished. */
+  done(partition: number): number;
+  /** Whether nothing of a partition up to a seq is under way or still to be done. */
+  isQuiet(partition: number, seq: number): boolean;
+  /** A partition's messages up to `done` were finished by their owner. */
+  finished(partition: number, done: number): void;
+  /** Messages of a partition may be for us now that were not: see {@link Claims.takes}. */
+  taken(partition: number): void;
+}
+
+/** Up to which seq messages of a partition are no new ones to its owner. */
+export interface Floor {
+  /** Finished by an owner before. */
+  readonly done: number;
+  /** Perhaps begun by an owner that died. */
+  readonly uncertain: number;
+}
+
+interface Held {
+  /** Undefined while it is not known what the owner before may have begun. */
+  floor: Floor | undefined;
+  readonly before: Part;
+  /** Seq behind which nothing is begun any more, so that it can be given back. */
+  leaving?: number | undefined;
+}
+
+/** The leases of one server. */
+export class Claims {
+  readonly #t: Transport;
+  readonly #mailbox: string;
+  readonly #hooks: ClaimHooks;
+  readonly #leaseMs: number;
+  readonly #ns: string;
+  readonly #key: Uint8Array;
+  /** Of this server while it runs. */
+  readonly #id: string;
+  readonly #held = new Map<number, Held>();
+  /** How long each other member was seen unrenewed, and each partition without known owner, ms slept. */
+  readonly #idle = new Map<string, { count: number; ms: number }>();
+  readonly #unknown = new Map<number, { owner: string; ms: number }>();
+  #table: Table | undefined;
+  #count = 0;
+  /** When the last renewal that succeeded was begun. */
+  #renewed: number | undefined;
+  #timer: AbortController | undefined;
+  #isStopping = false;
+
+  constructor(t: Transport, signer: Signer, mailbox: string, hooks: ClaimHooks, leaseMs: number = LEASE_MS) {
+    this.#t = t;
+    this.#mailbox = mailbox;
+    this.#hooks = hooks;
+    this.#leaseMs = leaseMs;
+    this.#ns = `p-${toHex(signer.derive(`claims/${mailbox}`).subarray(0, 16))}`;
+    this.#key = signer.derive('claims');
+    this.#id = toBase64url(t.random(6));
+  }
+
+  /** Whether a handler for a caller of the partition may begin now. */
+  holds(partition: number): boolean {
+    return this.#held.has(partition) && this.#isLeased();
+  }
+
+  /** Whether a message of the partition is for us to handle: not one that came after we decided to give it back. */
+  takes(partition: number, seq: number): boolean {
+    const held = this.#held.get(partition);
+    return held?.floor !== undefined && seq <= (held.leaving ?? seq) && this.#isLeased();
+  }
+
+  floorOf(partition: number): Floor {
+    return this.#held.get(partition)?.floor ?? { done: 0, uncertain: 0 };
+  }
+
+  /** Whether no other server is known to be there. */
+  get isAlone(): boolean {
+    return this.#idle.size === 0;
+  }
+
+  /** The room was recreated: its seqs begin anew. */
+  reset(): void {
+    for (const held of this.#held.values()) if (held.floor) held.floor = { done: 0, uncertain: 0 };
+  }
+
+  /** Takes no more partitions. */
+  stop(): void {
+    this.#isStopping = true;
+  }
+
+  /** Keeps leases until the signal aborts; rejects with its reason. */
+  async run(signal: AbortSignal): Promise<never> {
+    try {
+      for (;;) {
+        const wants = await this.#step(this.#leaseMs / RENEWALS, signal);
+        const ms = this.#pauseMs(wants);
+        await this.#t.clock.sleep(ms, signal);
+        for (const seen of this.#idle.values()) seen.ms += ms;
+        for (const seen of this.#unknown.values()) seen.ms += ms;
+      }
+    } finally {
+      this.#timer?.abort();
+    }
+  }
+
+  /** Gives everything back; to be called when nothing is under way any more. Never rejects. */
+  async release(): Promise<void> {
+    this.#isStopping = true;
+    if (!this.#table) return;
+    for (const held of this.#held.values()) held.leaving ??= this.#hooks.place();
+    await this.#step(this.#leaseMs / LOOKS);
+    this.#timer?.abort();
+  }
+
+  #isLeased(): boolean {
+    if (this.#renewed === undefined || !this.#timer || this.#timer.signal.aborted) return false;
+    // A clock that was set back tells nothing; the timer then does.
+    const ms = this.#t.clock.now() - this.#renewed;
+    return ms >= 0 && ms < this.#leaseMs * OWN_SHARE;
+  }
+
+  #pauseMs(wants: boolean): number {
+    const waits = [...(this.#table?.members ?? [])].flatMap(([id, { leaseMs }]) => {
+      const seen = this.#idle.get(id);
+      return seen ? [leaseMs - seen.ms] : [];
+    });
+    const usual = this.#leaseMs / (wants ? LOOKS : RENEWALS);
+    // Not all at the same time.
+    const ms = usual * (0.9 + randomFloat(this.#t.random) / 10);
+    return Math.max(Math.min(ms, ...waits.filter((left) => left > 0)), this.#leaseMs / 100);
+  }
+
+  /** One look at the note, and one write if there is something to say. @returns whether a partition is still wanted */
+  async #step(ms: number, outer?: AbortSignal): Promise<boolean> {
+    const { clock } = this.#t;
+    const { signal, end } = within(this.#t, ms, outer);
+    try {
+      let value = await this.#readNote(signal);
+      for (let race = 0; race < RACES; race++) {
+        const [base, isSound] = this.#read(value);
+        if (isSound) this.#observe(base);
+        const plan = this.#plan(base, isSound);
+        if (plan.next) {
+          const start = clock.now();
+          try {
+            const condition = value === undefined ? { ifAbsent: true } : { if: value };
+            await setNote(this.#ns, 'claims', this.#sealed(plan.next), { ...this.#t, ...condition, signal });
+          } catch (cause) {
+            signal.throwIfAborted();
+            const conflict = conflictOf(cause);
+            if (!conflict) throw cause;
+            value = conflict.actual ?? (await this.#readNote(signal));
+            // What nobody knows whether it was written may be it.
+            if (value !== this.#sealed(plan.next)) continue;
+          }
+          this.#wrote(plan, plan.next, start);
+        }
+        await this.#settle(signal);
+        return plan.wants;
+      }
+    } catch (cause) {
+      outer?.throwIfAborted();
+      this.#t.onEvent({ kind: 'unclaimed', room: this.#mailbox, cause });
+    } finally {
+      end();
+    }
+    return true;
+  }
+
+  async #readNote(signal: AbortSignal): Promise<string | undefined> {
+    const by = this.#t.clock.now() + this.#leaseMs / RENEWALS;
+    return retrying(this.#t, by, () => readNote(this.#t, this.#ns, 'claims', { signal }), signal);
+  }
+
+  #sealed(table: Table): string {
+    return this.#macked(textOf(table));
+  }
+
+  #macked(text: string): string {
+    return `${text} ${toBase64url(hmacSha256(this.#key, utf8(`${this.#mailbox} ${text}`)).subarray(0, 16))}`;
+  }
+
+  /** The table to build upon, and whether it is what the note says: not when that was tampered with, or put back. */
+  #read(value: string | undefined): [base: Table, isSound: boolean] {
+    const known = this.#table;
+    const table = this.#opened(value ?? '');
+    const isOld =
+      known &&
+      table &&
+      (table.version < known.version || (table.version === known.version && textOf(table) !== textOf(known)));
+    if (table && !isOld) return [table, true];
+    // A note that was written once cannot be deleted.
+    const owner = value === undefined && !known ? FREE : `${UNKNOWN}${toBase64url(this.#t.random(6))}`;
+    const parts = Array.from(
+      { length: PARTITIONS },
+      (_, p): Part => ({ owner, done: known?.parts[p]?.done ?? this.#hooks.start() }),
+    );
+    return [{ version: known?.version ?? 0, members: new Map(), parts }, false];
+  }
+
+  #opened(value: string): Table | undefined {
+    const text = value.slice(0, Math.max(value.lastIndexOf(' '), 0));
+    return value === this.#macked(text) ? tableOf(text) : undefined;
+  }
+
+  #observe(table: Table): void {
+    const { members, parts } = table;
+    this.#table = table;
+    for (const id of this.#idle.keys()) if (!members.has(id)) this.#idle.delete(id);
+    for (const [id, { count }] of members) {
+      if (id !== this.#id && this.#idle.get(id)?.count !== count) this.#idle.set(id, { count, ms: 0 });
+    }
+    for (const [p, part] of parts.entries()) {
+      if (!isUnknown(part)) this.#unknown.delete(p);
+      else if (this.#unknown.get(p)?.owner !== part.owner) this.#unknown.set(p, { owner: part.owner, ms: 0 });
+      if (part.owner !== this.#id) this.#hooks.finished(p, part.done);
+    }
+  }
+
+  #isDead(id: string, { leaseMs }: Member): boolean {
+    return id !== this.#id && (this.#idle.get(id)?.ms ?? 0) >= leaseMs;
+  }
+
+  /** What the note should say next; nothing, if it says it already and need not be renewed. */
+  #plan(base: Table, isSound: boolean): Plan {
+    const { version, parts, members } = this.#corrected(base);
+    const count = (id: string): number => parts.filter(({ owner }) => owner === id).length;
+    const ids = [...new Set([...members.keys(), this.#id])].sort((a, b) => count(b) - count(a) || (a < b ? -1 : 1));
+    const rank = ids.indexOf(this.#id);
+    const share = Math.floor(PARTITIONS / ids.length) + (rank < PARTITIONS % ids.length ? 1 : 0);
+    const quota = this.#isStopping ? 0 : share;
+
+    let keeps = 0;
+    const released = new Set<number>();
+    for (const [p, held] of this.#held) {
+      if (keeps < quota) {
+        held.leaving = undefined;
+        keeps++;
+      } else held.leaving ??= this.#hooks.place();
+      if (held.leaving !== undefined && held.floor && this.#hooks.isQuiet(p, held.leaving)) {
+        parts[p] = { owner: FREE, done: held.leaving };
+        released.add(p);
+      } else if (held.floor) {
+        // What it reads first it may have read before.
+        const finished = Math.max(this.#hooks.done(p), held.floor.done);
+        const done = Math.min(finished, held.leaving ?? Number.POSITIVE_INFINITY);
+        parts[p] = { owner: this.#id, done };
+      }
+    }
+    const taken = new Map<number, Part>();
+    for (const [p, part] of parts.entries()) {
+      const isOver = isUnknown(part) ? (this.#unknown.get(p)?.ms ?? 0) >= this.#leaseMs : !isOwned(part);
+      if (!isOver || keeps >= quota || released.has(p)) continue;
+      parts[p] = { ...part, owner: this.#id };
+      taken.set(p, part);
+      keeps++;
+    }
+
+    const wants = keeps < quota;
+    const isIn = wants || keeps > 0 || this.#held.size > released.size;
+    const since = this.#t.clock.now() - (this.#renewed ?? Number.NEGATIVE_INFINITY);
+    const isDue = !(since >= 0 && since < (this.#leaseMs / RENEWALS) * 0.9);
+    const isSame =
+      isSound &&
+      members.size === base.members.size &&
+      members.has(this.#id) === isIn &&
+      parts.every(({ owner }, p) => owner === base.parts[p]!.owner);
+    const isFull = isIn && members.size >= MAX_MEMBERS && !members.has(this.#id);
+    if (isFull || (isSame && !(isDue && isIn))) return { wants, taken, released };
+    // Counted also where nobody will know whether it was written: no two renewals are the same.
+    if (isIn) members.set(this.#id, { count: ++this.#count, leaseMs: this.#leaseMs });
+    else members.delete(this.#id);
+    const next = { version: Math.max(version + 1, Math.floor(this.#t.clock.now())), members, parts };
+    return { wants, taken, released, next };
+  }
+
+  /** A copy of the table without those who died, and with what is ours in it; what the table says is lost is given up. */
+  #corrected({ version, members: all, parts: before }: Table): Table {
+    const members = new Map([...all].filter(([id, member]) => !this.#isDead(id, member)));
+    const parts = before.map((part, p): Part => {
+      const isHeld = this.#held.has(p);
+      if (isHeld && part.owner === this.#id) return part;
+      // Whoever repaired the note could not know that it is ours.
+      if (isHeld && isUnknown(part) && this.#isLeased()) return { ...part, owner: this.#id };
+      this.#held.delete(p);
+      if (!isOwned(part) || (part.owner !== this.#id && members.has(part.owner))) return part;
+      const isLapsed = part.owner !== this.#id && all.has(part.owner);
+      return { ...part, owner: isLapsed ? LAPSED : `${UNKNOWN}${toBase64url(this.#t.random(6))}` };
+    });
+    return { version, members, parts };
+  }
+
+  #wrote({ taken, released }: Plan, next: Table, start: number): void {
+    this.#table = next;
+    this.#renewed = start;
+    for (const p of released) this.#held.delete(p);
+    for (const [p, before] of taken) this.#held.set(p, { floor: undefined, before });
+    for (const [p, { owner }] of next.parts.entries()) {
+      if (this.#unknown.get(p)?.owner !== owner) this.#unknown.delete(p);
+      if (owner.startsWith(UNKNOWN) && !this.#unknown.has(p)) this.#unknown.set(p, { owner, ms: 0 });
+    }
+    this.#timer?.abort();
+    const timer = new AbortController();
+    this.#timer = timer;
+    this.#t.clock.sleep(this.#leaseMs * OWN_SHARE - (this.#t.clock.now() - start), timer.signal).then(
+      () => timer.abort(),
+      () => {},
+    );
+  }
+
+  /** Finds out what the owners before may have begun, and hands over what is ours. */
+  async #settle(signal: AbortSignal): Promise<void> {
+    const open = [...this.#held.values()].filter(({ floor }) => !floor);
+    if (open.length > 0) {
+      // Read after their leases have ended: what comes later they cannot have begun.
+      const by = this.#t.clock.now() + PATIENCE_MS;
+      const { lastSeq } = await retrying(
+        this.#t,
+        by,
+        () => readView(this.#t, this.#mailbox, { limit: 1 }, signal),
+        signal,
+      );
+      for (const held of open) {
+        const { owner, done } = held.before;
+        // Beyond the end: of a room before this one.
+        held.floor = { done: done > lastSeq ? 0 : done, uncertain: owner === FREE ? 0 : lastSeq };
+      }
+    }
+    for (const p of this.#held.keys()) this.#hooks.taken(p);
+  }
+}
+
+interface Plan {
+  /** Whether a partition is still lacking. */
+  readonly wants: boolean;
+  /** What is taken, as it was before. */
+  readonly taken: ReadonlyMap<number, Part>;
+  readonly released: ReadonlySet<number>;
+  readonly next?: Table;
+}
+
+/** The conflict that an error is or hides. */
+function conflictOf(cause: unknown): Conflict | undefined {
+  if (!TechnocoreError.is(cause)) return undefined;
+  if (cause.code === 'conflict') return cause as Conflict;
+  return cause.code === 'may_have_landed' ? conflictOf(cause.cause) : undefined;
+}
