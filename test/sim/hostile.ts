@@ -1,6 +1,7 @@
 import { Signer } from '../../src/signer.ts';
+import { EPOCH } from './plan.ts';
 import { Random } from './random.ts';
-import { EPOCH, type World } from './world.ts';
+import type { World } from './world.ts';
 
 /** Frames that are none, or none that should do anything. */
 export const JUNK: readonly string[] = [
@@ -80,7 +81,8 @@ export class Hostile {
     const { callees, callers, network } = this.#world;
     const random = this.#random;
     const victim = random.pick(callees);
-    const kind = random.int(6);
+    const { bug } = this.#world.setup;
+    const kind = bug === 'trusts-anybody' ? 5 : random.int(6);
     if (kind === 0) {
       this.#count('junk');
       for (let i = 0; i < 5; i++)
@@ -101,17 +103,21 @@ export class Hostile {
     }
     // They read along in the mailbox, and what is asked there they answer, or ask again, in their own name.
     this.#count(kind === 3 ? 'copy' : kind === 4 ? 'twist' : 'forge');
-    for (let i = 0; i < 6; i++) {
-      const { timeline } = this.#world;
-      timeline.after(i * random.between(200, 2000), () => void this.#readAlong(victim.room, kind));
-    }
+    let from = 0;
+    const step = async (left: number): Promise<void> => {
+      from = await this.#readAlong(victim.room, from, kind);
+      if (left > 0) this.#world.timeline.after(random.between(20, 600), () => void step(left - 1));
+    };
+    await step(50);
   }
 
-  async #readAlong(room: string, kind: number): Promise<void> {
+  /** @returns the last seq read */
+  async #readAlong(room: string, from: number, kind: number): Promise<number> {
     const random = this.#random;
     const response = await this.#fetch(`/r/${room}?format=json&limit=20`);
-    const { messages } = (await response.json()) as { messages: { text: string }[] };
-    for (const { text } of messages.slice(-4)) {
+    const { messages } = (await response.json()) as { messages: { seq: number; text: string }[] };
+    for (const { seq, text } of messages.slice(-4)) {
+      if (seq <= from) continue;
       let frame: any;
       try {
         frame = JSON.parse(text);
@@ -133,5 +139,6 @@ export class Hostile {
         await this.say(replyTo, JSON.stringify({ jsonrpc: '2.0', id: frame.id, ...body }));
       }
     }
+    return messages.at(-1)?.seq ?? from;
   }
 }

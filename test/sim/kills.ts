@@ -1,5 +1,5 @@
 import { type ChildProcess, spawn } from 'node:child_process';
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { existsSync, mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { call } from '../../src/call.ts';
@@ -25,6 +25,7 @@ const FREE = { readsPerMinute: 1e9, writesPerMinute: 1e9, newRoomsPerDay: 1e9, w
 export async function killServers(kills: number, seed: number, program: string): Promise<Killed> {
   const random = new Random(seed, 'kills');
   const dir = mkdtempSync(join(tmpdir(), 'technocore-kill-'));
+  const done = join(dir, 'done');
   const service = createLocalService({ limits: FREE });
   const { url, close } = await service.listen();
   const mailbox = 'mb-p-killed';
@@ -44,6 +45,12 @@ export async function killServers(kills: number, seed: number, program: string):
     child.kill('SIGKILL');
     await gone;
   };
+  /** Resolves when handlers left so many lines more, or when nothing happens for long. */
+  const worked = async (lines: number): Promise<void> => {
+    const count = (): number => (existsSync(done) ? readFileSync(done, 'utf8').split('\n').length : 0);
+    const before = count();
+    for (let i = 0; i < 2000 && count() < before + lines; i++) await new Promise((resolve) => setTimeout(resolve, 5));
+  };
   try {
     const peer = await start();
     let isOver = false;
@@ -61,7 +68,7 @@ export async function killServers(kills: number, seed: number, program: string):
             replyTo: `mb-p-caller${i}`,
             peer,
             retry: 3,
-            timeoutMs: 30_000,
+            timeoutMs: 60_000,
           };
           const answer = await call(mailbox, method, { n }, signer, o);
           if (answer !== 2 * n) report.violations.push(`${method} ${n} got ${JSON.stringify(answer)}`);
@@ -77,18 +84,17 @@ export async function killServers(kills: number, seed: number, program: string):
       }
     });
     while (report.kills < kills) {
-      // From the first moment on: also while it reads its ledger, and before it is ready.
-      const ready = report.kills % 4 === 3 ? undefined : start;
-      await new Promise((resolve) => setTimeout(resolve, random.between(5, 1200)));
+      // Some die while they read their ledger, most in the middle of their work, however slow the machine is.
+      if (report.kills % 4 !== 3) await worked(1 + random.int(8));
+      await new Promise((resolve) => setTimeout(resolve, random.between(0, 80)));
       await kill();
       report.kills++;
-      if (ready) await ready();
-      else start().catch(() => {});
+      start().catch(() => {});
     }
     isOver = true;
     await Promise.all(callers);
     const times = new Map<string, number>();
-    for (const line of readFileSync(join(dir, 'done'), 'utf8').split('\n')) {
+    for (const line of readFileSync(done, 'utf8').split('\n')) {
       if (line === '') continue;
       report.handled++;
       times.set(line, (times.get(line) ?? 0) + 1);

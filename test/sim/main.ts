@@ -1,8 +1,9 @@
 import { fork } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
+import type { Bug, Profile } from './plan.ts';
 import { addCounts, describeFailure, EXPECTED, type Report, range, runSeeds } from './run.ts';
-import { type Bug, type Profile, simulate } from './world.ts';
+import { simulate } from './world.ts';
 
 const HELP = `npm run sim -- [options]
 

@@ -29,7 +29,7 @@ export type Fault = (typeof FAULTS)[number];
 export type Rates = Partial<Record<Fault, number>>;
 
 /** How the network may be broken beyond what networks do, so that an invariant must notice. */
-export type NetworkBug = 'alters-answers' | 'executes-throttled' | 'keeps-hangups' | 'signs-again';
+export type NetworkBug = 'alters-answers' | 'executes-refused' | 'keeps-hangups' | 'signs-again' | 'spins';
 
 /** What a process is to the network. */
 export interface Host {
@@ -64,20 +64,14 @@ export class Network {
   readonly #service: LocalService;
   readonly #random: Random;
   readonly #log: (line: string) => void;
-  readonly #bug: NetworkBug | undefined;
+  readonly #bug: string | undefined;
   readonly #partitions: Map<Host, number> = new Map();
   /** What is under way, by who sent it. */
   readonly #open: Map<Host, Set<AbortController>> = new Map();
   /** What a naive client would do: {@link NetworkBug} `signs-again`. */
   resign: ((path: string) => string | undefined) | undefined;
 
-  constructor(
-    timeline: Timeline,
-    service: LocalService,
-    random: Random,
-    log: (line: string) => void,
-    bug?: NetworkBug,
-  ) {
+  constructor(timeline: Timeline, service: LocalService, random: Random, log: (line: string) => void, bug?: string) {
     this.#timeline = timeline;
     this.#service = service;
     this.#random = random;
@@ -173,8 +167,9 @@ export class Network {
         timeline.after(ms, () => end(() => reject(new TypeError('fetch failed'))));
       };
       const hangs = fault !== undefined && random.chance(0.4);
-      const execute = (target = url): Promise<Response> => {
+      const execute = (): Promise<Response> => {
         this.counts['executed']!++;
+        const target = this.#bug === 'spins' ? url.replace(/&wait=\d+/, '') : url;
         return reach(target, { ...init, signal: hangUp.signal });
       };
       timeline.after(fate.upMs, () => {
@@ -186,7 +181,10 @@ export class Network {
           case 'error-before':
             return answer(failure(random));
           case 'throttled':
-            if (this.#bug === 'executes-throttled') void execute().catch(() => {});
+            if (this.#bug === 'executes-refused') {
+              void execute().catch(() => {});
+              return answer(new Response('422 duplicate text\n', { status: 422 }));
+            }
             return answer(throttled(random));
           case 'upload-timeout':
             return answer(new Response('408 the body took too long to arrive\n', { status: 408 }));

@@ -1,4 +1,5 @@
-import { type Bug, type Outcome, type Profile, simulate } from './world.ts';
+import type { Bug, Profile } from './plan.ts';
+import { type Outcome, simulate } from './world.ts';
 
 /** What many seeds came to. */
 export interface Report {

@@ -1,0 +1,204 @@
+import { call, notify } from '../../src/call.ts';
+import { RpcError } from '../../src/errors.ts';
+import { publishIdentity } from '../../src/identity.ts';
+import type { Signer } from '../../src/signer.ts';
+import { answerOf, BIG, type Callee } from './callee.ts';
+import { MINUTE } from './plan.ts';
+import { type Process, Program } from './process.ts';
+import type { World } from './world.ts';
+
+/** One thing a caller wants to know, or to say. */
+export interface Question {
+  readonly n: number;
+  readonly callee: Callee;
+  readonly method: 'quick' | 'slow' | 'look' | 'fail' | 'big' | 'said';
+  /** An id of the caller's own, under which it asks again when no answer came. */
+  readonly id: string | undefined;
+  readonly retry: number;
+  readonly timeoutMs: number;
+  readonly byDid: boolean;
+  readonly positional: boolean;
+  /** How often it is asked at most. */
+  readonly attempts: number;
+  /** Must be answered: nothing goes wrong any more. */
+  readonly final: boolean;
+  asked: number;
+  /** Undefined until somebody who asked lived to see what came of it. */
+  outcome: string | undefined;
+  /** Asked by a process that died, under an id that died with it. */
+  abandoned: boolean;
+}
+
+/** A client, which asks several things at a time. */
+export class Caller extends Program {
+  readonly questions: Question[] = [];
+  /** Highest nonce used by any life, and by those before this one. */
+  highest = 0;
+  highestBefore = 0;
+  readonly #publishes: boolean;
+  readonly #asking: Set<Question> = new Set();
+
+  constructor(world: World, name: string, room: string) {
+    super(world, name, room);
+    this.#publishes = this.random.chance(0.3);
+    for (let i = 0; i < world.plan.questions; i++) this.#plan();
+  }
+
+  get isDone(): boolean {
+    return this.questions.every(({ outcome, abandoned }) => outcome !== undefined || abandoned);
+  }
+
+  #plan(): void {
+    const { world, random } = this;
+    const method = random.pick(['quick', 'quick', 'slow', 'look', 'fail', 'big', 'said'] as const);
+    const n = world.nextNumber++;
+    const own = method !== 'said' && random.chance(0.4);
+    this.questions.push({
+      n,
+      callee: random.pick(world.callees),
+      method,
+      id: own ? `own-${n}` : undefined,
+      retry: random.chance(0.5) ? 0 : 1 + random.int(3),
+      timeoutMs: random.pick([5000, 15_000, 30_000]),
+      byDid: random.chance(0.15),
+      positional: this.#publishes && random.chance(0.3),
+      attempts: own ? 1 + random.int(3) : 1,
+      final: false,
+      asked: 0,
+      outcome: undefined,
+      abandoned: false,
+    });
+  }
+
+  /** Asks what must be answered. */
+  askInPeace(callee: Callee): void {
+    this.questions.push({
+      n: this.world.nextNumber++,
+      callee,
+      method: 'quick',
+      id: undefined,
+      retry: 0,
+      timeoutMs: MINUTE,
+      byDid: false,
+      positional: false,
+      attempts: 1,
+      final: true,
+      asked: 0,
+      outcome: undefined,
+      abandoned: false,
+    });
+  }
+
+  protected override died(): void {
+    for (const question of this.#asking) if (question.id === undefined) question.abandoned = true;
+    this.#asking.clear();
+    this.highestBefore = this.highest;
+  }
+
+  protected async main(process: Process, signer: Signer): Promise<void> {
+    const { world } = this;
+    const o = this.options(process);
+    if (this.#publishes) {
+      await publishIdentity(signer, { mailbox: this.room }, o).catch((cause) =>
+        world.invariants.typed(this.name, cause),
+      );
+    }
+    const pause = (2 * world.plan.activeMs) / (this.questions.length + 1);
+    for (;;) {
+      const question = this.questions.find((q) => q.outcome === undefined && !q.abandoned && !this.#asking.has(q));
+      if (!question) await process.clock.sleep(1000);
+      else {
+        void this.#ask(question, process, signer);
+        if (!question.final) await process.clock.sleep(this.random.between(0, pause));
+      }
+    }
+  }
+
+  async #ask(question: Question, process: Process, signer: Signer): Promise<void> {
+    const { world } = this;
+    const { n, callee, method, timeoutMs } = question;
+    this.#asking.add(question);
+    question.asked++;
+    const begun = world.timeline.now;
+    world.log(`${process.name} asks ${n} ${method} of ${callee.name}`);
+    let outcome: string;
+    try {
+      outcome = await this.#exchange(question, process, signer);
+    } catch (cause) {
+      if (!process.isAlive) return;
+      outcome = this.#errorOf(cause, question);
+    }
+    if (!process.isAlive) return;
+    world.log(`${process.name} got ${n}: ${outcome}`);
+    const took = world.timeline.now - begun;
+    if (took > (method === 'said' ? 3 * MINUTE : timeoutMs) + 2000) {
+      world.invariants.violate(`question ${n} took ${Math.round(took)} ms, and ${timeoutMs} were allowed`);
+    }
+    this.#asking.delete(question);
+    // Whoever asked under an id of his own asks again.
+    if (outcome === 'right' || outcome === 'said' || question.asked >= question.attempts) question.outcome = outcome;
+  }
+
+  async #exchange(question: Question, process: Process, signer: Signer): Promise<string> {
+    const { world } = this;
+    const { n, callee, method, id, retry, timeoutMs, byDid, positional } = question;
+    const to = byDid ? callee.did : callee.room;
+    const params = positional ? [n] : { n };
+    const o = this.options(process);
+    if (method === 'said') {
+      await notify(to, method, params, signer, o);
+      return 'said';
+    }
+    const result = await call(to, method, params, signer, {
+      ...o,
+      replyTo: this.room,
+      timeoutMs,
+      retry,
+      ...(id !== undefined && { id }),
+      ...(world.setup.bug !== 'trusts-anybody' && { peer: callee.did }),
+    });
+    const wanted = method === 'big' ? BIG : method === 'fail' ? undefined : answerOf(callee.name, this.did, n);
+    if (result !== wanted) {
+      world.invariants.violate(`question ${n} got the answer ${JSON.stringify(result).slice(0, 200)}`);
+    }
+    world.network.count('answered');
+    return 'right';
+  }
+
+  /** An error has to be one of ours, and one that can be. */
+  #errorOf(cause: unknown, { n, method, byDid, final }: Question): string {
+    const { world } = this;
+    let code = world.invariants.typed(this.name, cause);
+    if (cause instanceof RpcError) {
+      const { code: number, message, data } = cause.rpc;
+      code = `rpc ${number}`;
+      const isRight =
+        (method === 'fail' && number === 77 && message === `failed ${n}`) ||
+        (method === 'big' && number === -32603 && ((data as { chars?: number } | undefined)?.chars ?? 0) > 5000);
+      if (isRight) return 'right';
+      if (![1001, 1002, 1003].includes(number)) {
+        world.invariants.violate(`question ${n} got the error ${number} ${message}`);
+      }
+    } else if (!ERRORS.has(code) && !(byDid && code === 'bad_name')) {
+      world.invariants.violate(`question ${n} got an error of code ${code}: ${cause}`);
+    }
+    if (final && !world.isExempt(this)) world.invariants.violate(`question ${n} was asked in peace and got ${cause}`);
+    world.network.count(`error ${code}`);
+    return code;
+  }
+}
+
+/** Errors that may end a call in this world. */
+const ERRORS = new Set([
+  'call_timeout',
+  'ring_gap',
+  'may_have_landed',
+  'unavailable',
+  'rate_limited',
+  'room_budget',
+  'duplicate_text',
+  'stale_nonce',
+  'no_mailbox',
+  'no_reply_address',
+  'spill_lost',
+]);
