@@ -16,10 +16,10 @@ import {
   type Sent,
 } from './channel.ts';
 import { classify, resultOf, rpcNotification, rpcRequest } from './dispatch.ts';
-import { BadName, CallTimeout, type RingGap, TechnocoreError } from './errors.ts';
+import { BadKey, BadName, CallTimeout, type RingGap, TechnocoreError } from './errors.ts';
 import { feedOf } from './feed.ts';
 import { decode, encode, isObject, type Json } from './frames.ts';
-import { budgetOf, type Options, onAbort, orAbort, sharedOf, type Transport, transportOf } from './http.ts';
+import { budgetOf, healthOf, type Options, onAbort, orAbort, sharedOf, type Transport, transportOf } from './http.ts';
 import { type Identity, resolveIdentity } from './identity.ts';
 import { fingerprint, isDid } from './names.ts';
 import { isServedHere, isThere, LOOK_MS, type Presence, presenceOf } from './presence.ts';
@@ -215,6 +215,15 @@ function inboxOf(t: Transport, replyTo: string): Inbox {
 
 // --- who is called -----------------------------------------------------------------------------------------------
 
+/**
+ * @internal
+ * @throws BadKey no signer: forgotten, or not awaited
+ */
+export function checkSigner(signer: Signer): void {
+  if (typeof signer?.signMessage === 'function') return;
+  throw new BadKey('a Signer is needed; Signer.fromDir() gives a promise of one: await it');
+}
+
 /** Where a call goes, and how its answer is known. */
 interface Line {
   channel: Channel;
@@ -330,6 +339,9 @@ export async function converse(
   const begun = clock.now();
   let deadline = begun + timeoutMs;
   o.signal?.throwIfAborted();
+  checkSigner(signer);
+  if (!(timeoutMs > 0)) throw new TechnocoreError('bad_option', 'timeoutMs is a number of milliseconds above 0');
+  if (typeof method !== 'string') throw new TechnocoreError('bad_params', 'the method is a text');
   if (params !== undefined && (typeof params !== 'object' || params === null)) {
     throw new TechnocoreError('bad_params', 'params are an object, an array, or left out');
   }
@@ -346,6 +358,7 @@ export async function converse(
   const forgetAbort = onAbort(o.signal, () => stop.abort(o.signal?.reason));
   let sent: Sent | undefined;
   let doubt: unknown;
+  let impostor: TechnocoreError | undefined;
   let room = isChannel(to) ? to.room : to;
   let id = o.id ?? '';
   // Time is counted by sleeping: a clock that is set meanwhile neither ends a call nor prolongs it.
@@ -361,7 +374,9 @@ export async function converse(
     } catch {
       return;
     }
-    stop.abort(doubt ?? timeoutError(room, id, Math.max(clock.now() - begun, timeoutMs), clock.now(), sent, seen));
+    const now = clock.now();
+    const failure = healthOf(t).failure ?? impostor;
+    stop.abort(doubt ?? timeoutError(room, id, Math.max(now - begun, timeoutMs), now, sent, seen, failure));
   };
   let isExtended = false;
   const extend = (ms: number): void => {
@@ -431,8 +446,9 @@ export async function converse(
         // Another call may have pinned it meanwhile.
         line.peer ??= pins.get(room);
         if (line.peer !== undefined && from !== line.peer) {
-          if (kind !== 'notification')
-            t.onEvent({ kind: 'refused', id, room, from, reason: 'an answer from another key' });
+          if (kind === 'notification') return;
+          t.onEvent({ kind: 'refused', id, room, from, reason: 'an answer from another key' });
+          impostor = new TechnocoreError('other_key', `${from} answered, and only ${line.peer} may (option peer)`);
           return;
         }
         if (kind === 'spilled') return void unspill(frame, from);
@@ -511,9 +527,10 @@ function timeoutError(
   now: number,
   sent: Sent | undefined,
   seen: Presence | undefined,
+  failure: TechnocoreError | undefined,
 ): CallTimeout {
-  const [reason, hint] = whyOf(now, sent, seen);
-  return new CallTimeout(room, id, afterMs, reason, sent ? hint : `the request was not sent yet; ${hint}`);
+  const [reason, hint] = failure ? (['no-answer', failure.message] as const) : whyOf(now, sent, seen);
+  return new CallTimeout(room, id, afterMs, reason, sent ? hint : `the request was not sent yet; ${hint}`, failure);
 }
 
 function whyOf(now: number, sent: Sent | undefined, seen: Presence | undefined): [CallTimeout['reason'], string] {
@@ -544,12 +561,13 @@ function whyOf(now: number, sent: Sent | undefined, seen: Presence | undefined):
 export async function call<T = any>(
   to: string | Channel,
   method: string,
-  params: Json | undefined,
+  params: Json | object | undefined,
   signer: Signer,
   o: CallOptions = {},
 ): Promise<T> {
   let result: Json | undefined;
-  await converse(to, method, params, signer, o, (frame, kind) => {
+  // Interfaces have no index signature, and are JSON all the same; what is not is refused when it is written.
+  await converse(to, method, params as Json | undefined, signer, o, (frame, kind) => {
     if (kind !== 'response') return undefined;
     result = resultOf(frame);
     return 'done';

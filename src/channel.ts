@@ -7,7 +7,7 @@
 import { BadName } from './errors.ts';
 import { type Feed, feedOf, type Listener } from './feed.ts';
 import { isObject } from './frames.ts';
-import { orAbort, retrying, sharedOf, type Transport } from './http.ts';
+import { Joint, retrying, sharedOf, type Transport } from './http.ts';
 import { isName, roomClasses } from './names.ts';
 import { PATIENCE_MS, readView, type SigningKey, saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
@@ -59,7 +59,12 @@ export interface Channel {
  */
 export function checkMailbox(room: string): string {
   if (isMailbox(room)) return room;
-  throw new BadName(String(room), 'a mailbox is a room whose name begins with mb- or a class before it');
+  throw new BadName(
+    String(room),
+    isName(room)
+      ? 'a mailbox is a room whose name begins with mb-'
+      : 'a mailbox is a DID, or a room: 1 to 48 of a-z 0-9 _ -, beginning with mb-',
+  );
 }
 
 /** True for the name of a mailbox. */
@@ -87,7 +92,7 @@ interface Line {
 
 /** What is known of a mailbox of ours. */
 interface Opened {
-  readonly opening: Promise<void>;
+  readonly opening: Joint<void>;
   line?: Line;
   /** While another line is being written. */
   isRenewed?: boolean;
@@ -103,17 +108,17 @@ function isInSight(t: Transport, room: string, line: Line, feed: Feed): boolean 
   return line.epoch === epoch && behind >= 0 && behind < IN_SIGHT && !expires;
 }
 
-async function writtenLine(t: Transport, room: string, key: SigningKey): Promise<Line> {
+async function writtenLine(t: Transport, room: string, key: SigningKey, signal: AbortSignal): Promise<Line> {
   const at = t.clock.now();
-  const view = await retrying(t, at + PATIENCE_MS, () => readView(t, room, { limit: IN_SIGHT }));
+  const view = await retrying(t, at + PATIENCE_MS, () => readView(t, room, { limit: IN_SIGHT }, signal), signal);
   const ours = view.messages.filter((m) => m.from === key.did).at(-1);
   if (ours && !roomClasses(room).e) return { seq: ours.seq, at };
-  return freshLine(t, room, key);
+  return freshLine(t, room, key, signal);
 }
 
-async function freshLine(t: Transport, room: string, key: SigningKey): Promise<Line> {
+async function freshLine(t: Transport, room: string, key: SigningKey, signal?: AbortSignal): Promise<Line> {
   const at = t.clock.now();
-  return { seq: (await saySigned(t, key, room, 'mailbox opened')).seq, at };
+  return { seq: (await saySigned(t, key, room, 'mailbox opened', signal)).seq, at };
 }
 
 /**
@@ -134,20 +139,21 @@ export function openMailbox(
   const opened = sharedOf(t, OPENED, () => new Map<string, Opened>());
   const name = `${room} ${key.did}`;
   let entry = opened.get(name);
-  if (!entry) {
+  if (!entry || (!entry.line && entry.opening.isOff)) {
     if (opened.size >= MAX_OPENED) opened.clear();
-    const opening = writtenLine(t, room, key).then(
-      (line) => {
-        made.line = line;
-      },
-      (cause) => {
-        if (opened.get(name) === made) opened.delete(name);
-        throw cause;
-      },
-    );
-    const made: Opened = { opening };
-    // Whoever waits may have left by then.
-    opening.catch(() => {});
+    const made: Opened = {
+      opening: new Joint((off) =>
+        writtenLine(t, room, key, off).then(
+          (line) => {
+            made.line = line;
+          },
+          (cause) => {
+            if (opened.get(name) === made) opened.delete(name);
+            throw cause;
+          },
+        ),
+      ),
+    };
     opened.set(name, (entry = made));
   } else if (entry.line && feed && !entry.isRenewed && !isInSight(t, room, entry.line, feed)) {
     // Nobody has to wait for what only is to stay in sight.
@@ -164,7 +170,7 @@ export function openMailbox(
         renewed.isRenewed = false;
       });
   }
-  return entry.line ? undefined : orAbort(entry.opening, signal);
+  return entry.line ? undefined : entry.opening.join(signal);
 }
 
 /**

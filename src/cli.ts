@@ -4,6 +4,8 @@
  *
  * @module
  */
+import { existsSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { demo, parts } from './demo.ts';
@@ -27,7 +29,7 @@ const commands: Record<string, Command> = {
     usage: 'demo',
     about: 'two processes call each other through an embedded service',
     async run(args) {
-      const { values, positionals } = parse(args, { part: { type: 'string' } });
+      const { values, positionals } = parse(args, { part: { type: 'string' } }, true);
       const { part } = values;
       if (part === undefined) return (await demo(fileURLToPath(import.meta.url), print, colour)) ? 0 : 1;
       const play = Object.hasOwn(parts, part) ? parts[part] : undefined;
@@ -74,16 +76,23 @@ const commands: Record<string, Command> = {
     async run(args) {
       const { values } = parse(args, { dir: { type: 'string' } });
       const seed = process.env['SIGN_SEED'];
-      const signer = values.dir === undefined && seed ? Signer.fromPassphrase(seed) : await Signer.fromDir(values.dir);
-      print(signer.did);
+      if (values.dir === undefined && seed) print(Signer.fromPassphrase(seed).did);
+      // Looking must not make a key.
+      else if (values.dir !== undefined && !existsSync(join(values.dir, 'seed')))
+        throw new Usage(`no key in ${values.dir}`);
+      else print((await Signer.fromDir(values.dir)).did);
       return 0;
     },
   },
 };
 
-function parse<T extends Record<string, { type: 'string' | 'boolean' }>>(args: string[], options: T) {
+function parse<T extends Record<string, { type: 'string' | 'boolean' }>>(
+  args: string[],
+  options: T,
+  allowPositionals = false,
+) {
   try {
-    return parseArgs({ args, options, allowPositionals: true, strict: true });
+    return parseArgs({ args, options, allowPositionals, strict: true });
   } catch (e) {
     throw new Usage((e as Error).message);
   }
@@ -99,6 +108,10 @@ async function main([name, ...args]: string[]): Promise<number> {
   if (name === undefined || name === 'help' || name === '--help' || name === '-h') {
     print(help());
     return name === undefined ? 2 : 0;
+  }
+  if (name === '--version') {
+    print(JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8')).version);
+    return 0;
   }
   const command = Object.hasOwn(commands, name) ? commands[name] : undefined;
   if (!command) throw new Usage(`there is no command ${JSON.stringify(name)}`);

@@ -395,6 +395,8 @@ class JsonRpc implements Dispatcher {
   constructor(o: DispatcherOptions) {
     this.#o = o;
     this.#methods = o.methods ?? new Map();
+    if (typeof this.#methods.get !== 'function')
+      throw new TechnocoreError('bad_option', 'methods is a Map of handlers by name');
   }
 
   /** Made when first asked for: most handlers never look at their signal. */

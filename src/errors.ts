@@ -224,8 +224,15 @@ export class CallTimeout extends TechnocoreError {
   readonly afterMs: number;
   /** No such room; a room where no server was seen lately; a server that did not answer in time (or unknown). */
   readonly reason: 'no-room' | 'no-server' | 'no-answer';
-  constructor(room: string, id: string, afterMs: number, reason: 'no-room' | 'no-server' | 'no-answer', hint: string) {
-    super('call_timeout', `no answer to ${id} from ${room} after ${afterMs} ms: ${hint}`);
+  constructor(
+    room: string,
+    id: string,
+    afterMs: number,
+    reason: 'no-room' | 'no-server' | 'no-answer',
+    hint: string,
+    cause?: unknown,
+  ) {
+    super('call_timeout', `no answer ${id && `to ${id} `}from ${room} after ${afterMs} ms: ${hint}`, cause);
     this.room = room;
     this.id = id;
     this.afterMs = afterMs;

@@ -5,7 +5,7 @@
  * @module
  */
 import type { RingGap } from './errors.ts';
-import { budgetOf, orAbort, type Polled, poll, retrying, rhythmOf, sharedOf, type Transport } from './http.ts';
+import { budgetOf, Joint, orAbort, type Polled, poll, retrying, rhythmOf, sharedOf, type Transport } from './http.ts';
 import { type Message, verifyMessage } from './messages.ts';
 import { isDid } from './names.ts';
 import { type Batch, PATIENCE_MS, type Place, RoomCursor } from './rooms.ts';
@@ -143,7 +143,7 @@ export class Feed {
   readonly #gathering = new Gathering();
   readonly #listeners = new Set<Registration>();
   #loop: AbortController | undefined;
-  #starting: Promise<void> | undefined;
+  #starting: Joint<void> | undefined;
   #place: Place | undefined;
   #idleSince = 0;
   /** Views are taken one after the other, whichever read brought them. */
@@ -190,10 +190,15 @@ export class Feed {
     try {
       // Whoever comes while the cursor is being placed waits for the same reads; anew, if all others have left by then.
       while (!this.#loop && this.#listeners.has(registration)) {
-        this.#starting ??= this.#start(from).finally(() => {
-          this.#starting = undefined;
-        });
-        await orAbort(this.#starting, signal);
+        if (!this.#starting || this.#starting.isOff) {
+          const starting = new Joint((off) =>
+            this.#start(from, off).finally(() => {
+              if (this.#starting === starting) this.#starting = undefined;
+            }),
+          );
+          this.#starting = starting;
+        }
+        await this.#starting.join(signal);
       }
     } catch (cause) {
       leave();
@@ -246,17 +251,17 @@ export class Feed {
     return expected;
   }
 
-  async #start(from: Place | undefined): Promise<void> {
+  async #start(from: Place | undefined, off: AbortSignal): Promise<void> {
     if (this.#loop) return;
     const { clock } = this.#t;
     const learned = learnLimits(this.#t);
     const idle = clock.now() - this.#idleSince;
     if (from) this.#cursor.place = from;
     else if (this.#cursor.since === undefined || idle > WARM_MS || idle < 0) {
-      await retrying(this.#t, clock.now() + PATIENCE_MS, () => this.#cursor.toTail());
+      await retrying(this.#t, clock.now() + PATIENCE_MS, () => this.#cursor.toTail(off), off);
     }
     // A burst must not go before it is known what there is for it.
-    await learned;
+    await orAbort(learned, off);
     this.#place = this.#cursor.place;
     if (this.#listeners.size === 0 || this.#loop) return;
     this.#loop = new AbortController();

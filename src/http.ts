@@ -75,7 +75,10 @@ function environmentUrl(): string | undefined {
  */
 export function transportOf(o: Options = {}): Transport {
   const base = (o.base ?? environmentUrl() ?? DEFAULT_BASE).replace(/\/+$/, '');
-  if (!/^https?:\/\/[^\s/?#]+(\/[^\s?#]*)?$/i.test(base)) throw new BadName(base, 'not the address of a service');
+  if (!/^https?:\/\/[^\s/?#]+(\/[^\s?#]*)?$/i.test(base) || !URL.canParse(base)) {
+    const where = o.base === undefined ? 'TECHNOCORE_URL' : 'base';
+    throw new BadName(base, `${where} is the address of a service, like http://127.0.0.1:8080`);
+  }
   const fetch = o.fetch ?? globalThis.fetch;
   const clock = o.clock ?? systemClock;
   const clocks = getOrMake(worlds, fetch, () => new WeakMap<Clock, Map<string, Shared>>());
@@ -216,6 +219,7 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
   try {
     const reply = await Promise.race([work, stopped]);
     if (!r.waitMs) rhythmOf(t).answered(t.clock.now() - begun);
+    if (reply.status < 500) healthOf(t).failure = undefined;
     return reply;
   } catch (cause) {
     if (stop.signal.aborted) throw stop.signal.reason;
@@ -310,6 +314,43 @@ export function within(t: Transport, ms: number, signal?: AbortSignal): { signal
   };
 }
 
+/** Work that several may wait for: it is called off when the last of them leaves, so that it keeps no program alive. */
+export class Joint<T> {
+  readonly #stop: AbortController = new AbortController();
+  readonly #work: Promise<T>;
+  #waiting = 0;
+
+  constructor(run: (signal: AbortSignal) => Promise<T>) {
+    this.#work = run(this.#stop.signal);
+    this.#work.catch(() => {});
+  }
+
+  /** True once it was called off; whoever comes now begins anew. */
+  get isOff(): boolean {
+    return this.#stop.signal.aborted;
+  }
+
+  async join(signal?: AbortSignal): Promise<T> {
+    this.#waiting++;
+    try {
+      return await orAbort(this.#work, signal);
+    } finally {
+      if (--this.#waiting === 0) this.#stop.abort(OVER);
+    }
+  }
+}
+
+const HEALTH = {};
+
+/** Why the service could not be used last, until it could be again. */
+export function healthOf(t: Transport): { failure?: TechnocoreError | undefined } {
+  return sharedOf(t, HEALTH, () => ({}));
+}
+
+function noteFailure(t: Transport, cause: unknown): void {
+  if (TechnocoreError.is(cause) && cause.code === 'unavailable') healthOf(t).failure = cause;
+}
+
 // --- retry and long poll ----------------------------------------------------------------------------------------
 
 /** Whether trying again later can help, without any doubt about what the failed attempt did to a read. */
@@ -365,6 +406,7 @@ export class Attempts {
   async again(cause: unknown, event: Omit<Event, 'kind'> = {}): Promise<boolean> {
     const { clock, random, onEvent } = this.#t;
     const afterMs = backoffMs(this.#failures++, cause, random);
+    noteFailure(this.#t, cause);
     this.#left = Math.min(this.#left, this.#deadline - clock.now()) - afterMs;
     if (this.#left < 0) return false;
     onEvent({ kind: kindOf(cause), ...event, cause, afterMs });
@@ -440,6 +482,7 @@ export async function* poll<T>(
       if (!isTransient(cause)) throw cause;
       // One wrong word about when to come back must not make a reader deaf for a day.
       const afterMs = Math.min(backoffMs(failures++, cause, t.random), MAX_PAUSE_MS);
+      noteFailure(t, cause);
       t.onEvent({ kind: kindOf(cause), cause, afterMs });
       await t.clock.sleep(afterMs, o.signal);
       continue;

@@ -7,7 +7,7 @@
 
 import { packed } from './batch.ts';
 import { toHex, utf8 } from './bytes.ts';
-import { mayUseId, REPLY_META } from './call.ts';
+import { checkSigner, mayUseId, REPLY_META } from './call.ts';
 import { type Channel, checkMailbox, type Incoming, isChannel, type Listener, openMailbox } from './channel.ts';
 import { sha256 } from './crypto.ts';
 import {
@@ -92,6 +92,7 @@ export interface ServeOptions
  */
 export async function serve(mailbox: string | Channel, signer: Signer, o: ServeOptions = {}): Promise<void> {
   const t = transportOf(o);
+  checkSigner(signer);
   const server = new Server(t, mailbox, signer, o);
   try {
     await server.run(o.signal);
@@ -431,8 +432,8 @@ class Server implements Listener {
   }
 
   async #notified(m: Incoming, frame: JsonObject): Promise<void> {
-    const { clock, onEvent } = this.#t;
-    const onError = (error: unknown, method: string): void => onEvent({ kind: 'handler-error', method, error });
+    const { clock } = this.#t;
+    const onError = this.#told;
     const context = { from: m.from, room: m.room, service: this.#service, onError };
     // A layer's own notifications cancel what holds the turns; a handler of ours waits its turn and has its time, like any other.
     if (!this.#o.methods?.has(frame['method'] as string)) {
@@ -508,9 +509,15 @@ class Server implements Listener {
     return undefined;
   }
 
+  /** What a handler threw: the caller learns none of it, whoever runs the server all. */
+  readonly #told = (error: unknown, method: string): void => {
+    if (!this.#o.onEvent) console.error(`technocore-rpc: the handler of ${JSON.stringify(method)} failed:`, error);
+    this.#t.onEvent({ kind: 'handler-error', method, error });
+  };
+
   /** Runs a handler within its bounds and keeps what it answered. */
   async #run(m: Incoming, request: JsonObject, reply: Reply): Promise<string | undefined> {
-    const { clock, onEvent } = this.#t;
+    const { clock } = this.#t;
     const id = request['id'] as Id;
     const key = JSON.stringify(id);
     const open = this.#dispatcher.staysOpen(request);
@@ -550,7 +557,12 @@ class Server implements Listener {
       if (stop.signal.aborted || emitted >= MAX_EMITTED) return false;
       const text = encodeLong(frame);
       if (text.length > MAX_TEXT) {
-        onEvent({ kind: 'skipped', room: m.room, reason: 'a notification too long for a message', chars: text.length });
+        this.#t.onEvent({
+          kind: 'skipped',
+          room: m.room,
+          reason: 'a notification too long for a message',
+          chars: text.length,
+        });
         return false;
       }
       emitted++;
@@ -562,7 +574,7 @@ class Server implements Listener {
     };
     try {
       const { signal } = stop;
-      const onError = (error: unknown, method: string): void => onEvent({ kind: 'handler-error', method, error });
+      const onError = this.#told;
       const dispatched = this.#dispatcher.dispatch(request, {
         from: m.from,
         room: m.room,

@@ -264,7 +264,9 @@ describe('strange services', () => {
     let n = 0;
     const fetch = faulty(w.o.fetch, (url, init) =>
       isSet(url, init) && ++n
-        ? new Response(`403 nonce 1 was already used for /r/d-x (last ${Math.floor(w.clock.now()) + n})\n`, { status: 403 })
+        ? new Response(`403 nonce 1 was already used for /r/d-x (last ${Math.floor(w.clock.now()) + n})\n`, {
+            status: 403,
+          })
         : undefined,
     );
     await expect(w.run(claimRoom('d-x', alice, { ...w.o, fetch }))).rejects.toMatchObject({ code: 'stale_nonce' });
