@@ -6,12 +6,12 @@
  */
 import { A2A_MODES, type A2ACapabilities, type A2ACard, type A2ACardInfo } from './a2a-card.ts';
 import { type A2ANoteOptions, a2aAdvance, a2aCreate } from './a2a-notes.ts';
+import { type A2AState, isTerminal, refusal } from './a2a-states.ts';
 import { type A2ARecord, type A2AStore, a2aMemoryStore } from './a2a-store.ts';
 import { type A2AHandler, LiveTask, type Shop, type Watch } from './a2a-task.ts';
 import {
   type A2AItem,
   type A2AMessage,
-  type A2AState,
   type A2ATaskView,
   badField,
   type Check,
@@ -23,13 +23,11 @@ import {
   isMap,
   isShaped,
   isState,
-  isTerminal,
   isText,
   isTime,
   isUserMessage,
   isUserMessage03,
   item03,
-  refusal,
   task03,
   WAIT_META,
 } from './a2a-types.ts';

@@ -5,25 +5,23 @@
  *
  * @module
  */
+import { type A2AState, isInterrupted, isTerminal } from './a2a-states.ts';
 import {
   type A2AItem,
   type A2AMessage,
   type A2APart,
-  type A2AState,
   type A2ATaskView,
   type Check,
   checkValue,
   compact,
   isAnyText,
   isCount,
-  isInterrupted,
   isItem,
   isItem03,
   isList,
   isShaped,
   isTask,
   isTask03,
-  isTerminal,
   message03,
   WAIT_META,
 } from './a2a-types.ts';

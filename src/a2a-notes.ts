@@ -8,7 +8,7 @@
  *
  * @module
  */
-import { checkMove, refusal, stateOf, task03, wordOf } from './a2a-types.ts';
+import { checkMove, refusal, stateOf, wordOf } from './a2a-states.ts';
 import { toBase64url, toHex, utf8 } from './bytes.ts';
 import { sha256 } from './crypto.ts';
 import { badParams, type CallContext, type Handler, type JsonObject, localOnly } from './dispatch.ts';
@@ -347,7 +347,7 @@ const MAX_KNOWN = 10_000;
 /** Most tasks that one list reads. */
 const MAX_LISTED = 100;
 
-/** The contexts of tasks that were begun here; notes hold states alone. The newest last. */
+/** The tasks that were seen here, the newest last, with the contexts of those that were begun here: notes hold states alone. */
 const knownOf = (o: Options): Map<string, string> => sharedOf(transportOf(o), KNOWN, () => new Map<string, string>());
 
 function textOf(params: unknown, ...names: string[]): string {
@@ -360,8 +360,13 @@ function textOf(params: unknown, ...names: string[]): string {
 
 /** @param at when it came into the state, ms; undefined where nobody knows */
 function taskOf(id: string, state: string, o: Options, at?: number): Json {
+  const known = knownOf(o);
+  if (!known.has(id)) {
+    if (known.size >= MAX_KNOWN) known.delete(known.keys().next().value!);
+    known.set(id, '');
+  }
   const timestamp = at === undefined ? {} : { timestamp: new Date(at).toISOString() };
-  return task03({ id, contextId: knownOf(o).get(id) ?? '', status: { state: stateOf(state)!, ...timestamp } });
+  return { kind: 'task', id, contextId: known.get(id)!, status: { state: wordOf(stateOf(state)!), ...timestamp } };
 }
 
 const now = (o: Options): number => transportOf(o).clock.now();
@@ -386,9 +391,8 @@ export const a2aHelpers: [string, Handler][] = [
       const contextId = textOf(params, 'contextId');
       if (!isName(contextId)) throw badParams('contextId is the name of a room');
       await a2aCreate(id, o);
-      const known = knownOf(o);
-      if (known.size >= MAX_KNOWN) known.delete(known.keys().next().value!);
-      known.set(id, contextId);
+      taskOf(id, 'submitted', o);
+      knownOf(o).set(id, contextId);
       return taskOf(id, 'submitted', o, now(o));
     }),
   ],

@@ -4,7 +4,8 @@
  *
  * @module
  */
-import { type A2AStatus, type A2ATaskView, isInterrupted, isTerminal } from './a2a-types.ts';
+import { isInterrupted, isTerminal } from './a2a-states.ts';
+import type { A2AStatus, A2ATaskView } from './a2a-types.ts';
 import type { Clock } from './clock.ts';
 import { systemClock } from './clock.ts';
 import { RpcError } from './errors.ts';

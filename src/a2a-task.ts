@@ -4,24 +4,20 @@
  *
  * @module
  */
+
+import { type A2AState, checkMove, isInterrupted, isTerminal, refusal, stateOf } from './a2a-states.ts';
 import type { A2ARecord, A2AStore } from './a2a-store.ts';
 import {
   type A2AArtifact,
   type A2AItem,
   type A2AMessage,
   type A2APart,
-  type A2AState,
   type A2ATaskView,
-  checkMove,
   checkValue,
   compact,
   isArtifact,
-  isInterrupted,
   isList,
   isPart,
-  isTerminal,
-  refusal,
-  stateOf,
 } from './a2a-types.ts';
 import type { Clock } from './clock.ts';
 import type { JsonObject } from './dispatch.ts';

@@ -1,61 +1,16 @@
 /**
- * The words of A2A: states, messages, parts, artifacts and tasks as version 1.0 writes them, the checks that strangers'
- * objects pass before anything is done with them, the other spelling of version 0.3, and the errors.
+ * The objects of A2A: messages, parts, artifacts and tasks as version 1.0 writes them, the checks that strangers' objects
+ * pass before anything is done with them, and the other spelling of version 0.3.
  *
  * @module
  */
+import { type A2AState, isInterrupted, isTerminal, STATES, stateOf, wordOf } from './a2a-states.ts';
 import { badParams, type JsonObject } from './dispatch.ts';
-import { BadState, RpcError, TechnocoreError } from './errors.ts';
+import { type RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 
 /** Member of `params._meta` that says how long the caller waits for an answer, ms. */
 export const WAIT_META = 'chat.technocore/waitMs';
-
-// --- states ------------------------------------------------------------------------------------------------------
-
-/** The state of a task. */
-export type A2AState =
-  | 'TASK_STATE_SUBMITTED'
-  | 'TASK_STATE_WORKING'
-  | 'TASK_STATE_INPUT_REQUIRED'
-  | 'TASK_STATE_AUTH_REQUIRED'
-  | 'TASK_STATE_COMPLETED'
-  | 'TASK_STATE_FAILED'
-  | 'TASK_STATE_CANCELED'
-  | 'TASK_STATE_REJECTED';
-
-const PREFIX = 'TASK_STATE_';
-const RUNNING = ['TASK_STATE_SUBMITTED', 'TASK_STATE_WORKING'];
-const INTERRUPTED = ['TASK_STATE_INPUT_REQUIRED', 'TASK_STATE_AUTH_REQUIRED'];
-const TERMINAL = ['TASK_STATE_COMPLETED', 'TASK_STATE_FAILED', 'TASK_STATE_CANCELED', 'TASK_STATE_REJECTED'];
-const STATES: ReadonlySet<unknown> = new Set([...RUNNING, ...INTERRUPTED, ...TERMINAL]);
-
-/** True for a state that never changes again. */
-export const isTerminal = (state: A2AState): boolean => TERMINAL.includes(state);
-/** True for a state in which the agent waits for the caller. */
-export const isInterrupted = (state: A2AState): boolean => INTERRUPTED.includes(state);
-
-/** The word of version 0.3 for a state: `working`, `input-required`. */
-export const wordOf = (state: A2AState): string => state.slice(PREFIX.length).toLowerCase().replace('_', '-');
-
-/** The state that a text names in either spelling; undefined when it names none. */
-export function stateOf(text: unknown): A2AState | undefined {
-  if (STATES.has(text)) return text as A2AState;
-  const state = `${PREFIX}${String(text).toUpperCase().replace('-', '_')}`;
-  return STATES.has(state) && wordOf(state as A2AState) === text ? (state as A2AState) : undefined;
-}
-
-/**
- * The two states of a move, given in either spelling. What is terminal stays so, and nothing is submitted twice; the rest
- * is up to the agent.
- *
- * @throws BadState no state, or no way from one to the other
- */
-export function checkMove(from: string, to: string): { from: A2AState; to: A2AState } {
-  const [before, after] = [stateOf(from), stateOf(to)];
-  if (!before || !after || isTerminal(before) || after === 'TASK_STATE_SUBMITTED') throw new BadState(from, to);
-  return { from: before, to: after };
-}
 
 // --- objects -----------------------------------------------------------------------------------------------------
 
@@ -245,7 +200,6 @@ export const isItem: Check<A2AItem> = (value, at) => {
   return isShaped<A2AItem>({ [kinds[0]!]: ITEMS[kinds[0]!]! })(value, at);
 };
 
-const INFO = 'type.googleapis.com/google.rpc.ErrorInfo';
 const BAD_REQUEST = 'type.googleapis.com/google.rpc.BadRequest';
 
 /** The error for parameters of which one is wrong. */
@@ -389,25 +343,4 @@ export function item03({ task, message, statusUpdate, artifactUpdate }: A2AItem)
   const { status, ...rest } = statusUpdate!;
   const final = isTerminal(status.state) || isInterrupted(status.state);
   return { ...rest, kind: 'status-update', status: status03(status), final };
-}
-
-// --- errors ------------------------------------------------------------------------------------------------------
-
-/** The errors of A2A in the order of their codes, from -32001 downwards, each with what it says when nothing else is said. */
-const REASONS = {
-  TASK_NOT_FOUND: 'Task not found',
-  TASK_NOT_CANCELABLE: 'Task cannot be canceled: it is over',
-  PUSH_NOTIFICATION_NOT_SUPPORTED: 'Push notifications are not supported',
-  UNSUPPORTED_OPERATION: 'This operation is not supported',
-  CONTENT_TYPE_NOT_SUPPORTED: 'Incompatible content types',
-  INVALID_AGENT_RESPONSE: 'Invalid agent response',
-  EXTENDED_AGENT_CARD_NOT_CONFIGURED: 'There is no extended agent card',
-  EXTENSION_SUPPORT_REQUIRED: 'An extension is required',
-  VERSION_NOT_SUPPORTED: 'This version is not supported',
-} as const;
-
-/** An error of A2A. */
-export function refusal(reason: keyof typeof REASONS, message: string = REASONS[reason]): RpcError {
-  const code = -32001 - Object.keys(REASONS).indexOf(reason);
-  return new RpcError(code, message, [{ '@type': INFO, reason, domain: 'a2a-protocol.org' }]);
 }

@@ -51,6 +51,7 @@ export {
   a2aKeep,
   a2aTaskNote,
 } from './a2a-notes.ts';
+export type { A2AState } from './a2a-states.ts';
 export { type A2ARecord, type A2AStore, type A2AStoreLimits, a2aFileStore, a2aMemoryStore } from './a2a-store.ts';
 export type { A2AHandler, A2AMade, A2AReply, A2ASaid, A2ATask, A2AYield } from './a2a-task.ts';
 export {
@@ -58,7 +59,6 @@ export {
   type A2AItem,
   type A2AMessage,
   type A2APart,
-  type A2AState,
   type A2AStatus,
   type A2ATaskView,
   a2aText,

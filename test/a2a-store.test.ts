@@ -2,8 +2,8 @@ import { mkdtempSync, readFileSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
+import type { A2AState } from '../src/a2a-states.ts';
 import { type A2ARecord, type A2AStore, a2aFileStore, a2aMemoryStore } from '../src/a2a-store.ts';
-import type { A2AState } from '../src/a2a-types.ts';
 
 const START = Date.UTC(2026, 10, 30);
 

@@ -1,9 +1,9 @@
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { type A2AAgentOptions, a2aAgent } from '../src/a2a-agent.ts';
 import type { A2ACardInfo } from '../src/a2a-card.ts';
+import { checkMove, stateOf, wordOf } from '../src/a2a-states.ts';
 import { a2aMemoryStore } from '../src/a2a-store.ts';
 import type { A2AHandler, A2ATask } from '../src/a2a-task.ts';
-import { checkMove, stateOf, wordOf } from '../src/a2a-types.ts';
 import { createDispatcher } from '../src/dispatch.ts';
 import { RpcError } from '../src/errors.ts';
 import { encode } from '../src/frames.ts';

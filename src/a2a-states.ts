@@ -1,0 +1,77 @@
+/**
+ * The states of A2A tasks in the spellings of versions 1.0 and 0.3, the moves from one to another, and the errors: what is
+ * needed wherever tasks are, with or without their messages.
+ *
+ * @module
+ */
+import { BadState, RpcError } from './errors.ts';
+
+// --- states ------------------------------------------------------------------------------------------------------
+
+/** The state of a task. */
+export type A2AState =
+  | 'TASK_STATE_SUBMITTED'
+  | 'TASK_STATE_WORKING'
+  | 'TASK_STATE_INPUT_REQUIRED'
+  | 'TASK_STATE_AUTH_REQUIRED'
+  | 'TASK_STATE_COMPLETED'
+  | 'TASK_STATE_FAILED'
+  | 'TASK_STATE_CANCELED'
+  | 'TASK_STATE_REJECTED';
+
+const PREFIX = 'TASK_STATE_';
+const RUNNING = ['TASK_STATE_SUBMITTED', 'TASK_STATE_WORKING'];
+const INTERRUPTED = ['TASK_STATE_INPUT_REQUIRED', 'TASK_STATE_AUTH_REQUIRED'];
+const TERMINAL = ['TASK_STATE_COMPLETED', 'TASK_STATE_FAILED', 'TASK_STATE_CANCELED', 'TASK_STATE_REJECTED'];
+/** All there are. */
+export const STATES: ReadonlySet<unknown> = new Set([...RUNNING, ...INTERRUPTED, ...TERMINAL]);
+
+/** True for a state that never changes again. */
+export const isTerminal = (state: A2AState): boolean => TERMINAL.includes(state);
+/** True for a state in which the agent waits for the caller. */
+export const isInterrupted = (state: A2AState): boolean => INTERRUPTED.includes(state);
+
+/** The word of version 0.3 for a state: `working`, `input-required`. */
+export const wordOf = (state: A2AState): string => state.slice(PREFIX.length).toLowerCase().replace('_', '-');
+
+/** The state that a text names in either spelling; undefined when it names none. */
+export function stateOf(text: unknown): A2AState | undefined {
+  if (STATES.has(text)) return text as A2AState;
+  const state = `${PREFIX}${String(text).toUpperCase().replace('-', '_')}`;
+  return STATES.has(state) && wordOf(state as A2AState) === text ? (state as A2AState) : undefined;
+}
+
+/**
+ * The two states of a move, given in either spelling. What is terminal stays so, and nothing is submitted twice; the rest
+ * is up to the agent.
+ *
+ * @throws BadState no state, or no way from one to the other
+ */
+export function checkMove(from: string, to: string): { from: A2AState; to: A2AState } {
+  const [before, after] = [stateOf(from), stateOf(to)];
+  if (!before || !after || isTerminal(before) || after === 'TASK_STATE_SUBMITTED') throw new BadState(from, to);
+  return { from: before, to: after };
+}
+
+// --- errors ------------------------------------------------------------------------------------------------------
+
+const INFO = 'type.googleapis.com/google.rpc.ErrorInfo';
+
+/** The errors of A2A in the order of their codes, from -32001 downwards, each with what it says when nothing else is said. */
+const REASONS = {
+  TASK_NOT_FOUND: 'Task not found',
+  TASK_NOT_CANCELABLE: 'Task cannot be canceled: it is over',
+  PUSH_NOTIFICATION_NOT_SUPPORTED: 'Push notifications are not supported',
+  UNSUPPORTED_OPERATION: 'This operation is not supported',
+  CONTENT_TYPE_NOT_SUPPORTED: 'Incompatible content types',
+  INVALID_AGENT_RESPONSE: 'Invalid agent response',
+  EXTENDED_AGENT_CARD_NOT_CONFIGURED: 'There is no extended agent card',
+  EXTENSION_SUPPORT_REQUIRED: 'An extension is required',
+  VERSION_NOT_SUPPORTED: 'This version is not supported',
+} as const;
+
+/** An error of A2A. */
+export function refusal(reason: keyof typeof REASONS, message: string = REASONS[reason]): RpcError {
+  const code = -32001 - Object.keys(REASONS).indexOf(reason);
+  return new RpcError(code, message, [{ '@type': INFO, reason, domain: 'a2a-protocol.org' }]);
+}
