@@ -85,6 +85,16 @@ describe.each([
     await store.close?.();
   });
 
+  test('what went into its state last goes last, whenever it was begun', async () => {
+    const store = await make({ tasks: 8 });
+    await store.put(record('a1', 'ann', 'WORKING'));
+    await store.put(record('a2', 'ann'));
+    await store.put(record('a1', 'ann'));
+    await store.put(record('a3', 'ann'));
+    expect(await ids(store, 'ann')).toEqual(['a1', 'a3']);
+    await store.close?.();
+  });
+
   test('one that has waited for its caller for a day may go', async () => {
     const store = await make({ tasks: 8 });
     for (const id of ['a1', 'a2']) await store.put(record(id, 'ann', 'INPUT_REQUIRED'));

@@ -40,7 +40,7 @@ function start(name: string, code: string): { stop(): void; done: Promise<string
   const env = { ...process.env, TECHNOCORE_URL: service.url, PARLEY_RELAY: service.url, HOME: folder };
   let stop = (): void => {};
   const done = writeFile(file, code).then(async () => {
-    const child = run(process.execPath, [file], { env });
+    const child = run(process.execPath, [file], { cwd: folder, env });
     stop = () => void child.child.kill();
     running.add(stop);
     const { stdout, stderr } = await child;
@@ -57,6 +57,10 @@ test('the README has examples', () => {
 const PAIRS: [mailbox: string, printed: RegExp][] = [
   ['mb-p-greeter-7c1f', /^Hello Ada, you are did:key:z6Mk/],
   ['mb-p-tools-83be', /purge - Deletes old files\.\n1 of 2: half of it\nfalse { deleted: 3 }\n$/],
+  [
+    'mb-p-posters-2f0c',
+    /^TASK_STATE_INPUT_REQUIRED In which colour\?\n(TASK_STATE_WORKING\n)+20 posters, in blue\nTASK_STATE_COMPLETED\n$/,
+  ],
 ];
 const paired = new Set<string>();
 
