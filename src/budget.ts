@@ -39,7 +39,7 @@ export class Budget {
 
   /** The server said how many a minute it grants, and perhaps how many are left. */
   learn(perMinute: number, left: number = Number.POSITIVE_INFINITY): void {
-    if (!(perMinute >= 1)) return;
+    if (!(perMinute >= 1 && perMinute < 1e9)) return;
     // What was spent before anybody knew counts.
     if (this.#perMinute === undefined) this.#tokens += perMinute;
     else this.#refill();

@@ -43,7 +43,8 @@ const SIGS = {};
 
 /** The author of a message as far as it is proved: by its signature, or by the word of a service that keeps none. */
 export function authorOf(t: Transport, room: string, m: Message): string {
-  if (!isDid(m.from)) return '';
+  // A nonce orders what a key wrote: without one that can be counted nobody wrote it.
+  if (!isDid(m.from) || (m.nonce !== undefined && !/^\d{1,19}$/.test(m.nonce))) return '';
   const base = sharedOf(t, SIGS, () => ({ keepsSigs: false }));
   const verdict = verifyMessage(room, m);
   if (verdict === 'valid') base.keepsSigs = true;

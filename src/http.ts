@@ -347,6 +347,14 @@ export function healthOf(t: Transport): { failure?: TechnocoreError | undefined 
   return sharedOf(t, HEALTH, () => ({}));
 }
 
+/** Odd answers in a row that a poll which once worked waits out: some minutes. */
+const MAX_ODD = 30;
+
+/** A refusal that is not in the service's own words, which begin with the status: something on the way spoke. */
+function isOdd(cause: unknown): boolean {
+  return TechnocoreError.is(cause) && 'body' in cause && !/^\d{3} /.test(String(cause.body));
+}
+
 function noteFailure(t: Transport, cause: unknown): void {
   if (TechnocoreError.is(cause) && cause.code === 'unavailable') healthOf(t).failure = cause;
 }
@@ -471,6 +479,7 @@ export async function* poll<T>(
 ): AsyncGenerator<T> {
   const waitMs = o.waitMs ?? 10_000;
   let floor: number = FLOOR_MS[0];
+  let worked = false;
   for (let failures = 0; ; ) {
     const start = t.clock.now();
     let polled: Polled<T>;
@@ -478,8 +487,9 @@ export async function* poll<T>(
       o.signal?.throwIfAborted();
       polled = await step(waitMs);
       failures = 0;
+      worked = true;
     } catch (cause) {
-      if (!isTransient(cause)) throw cause;
+      if (!isTransient(cause) && !(worked && failures < MAX_ODD && isOdd(cause))) throw cause;
       // One wrong word about when to come back must not make a reader deaf for a day.
       const afterMs = Math.min(backoffMs(failures++, cause, t.random), MAX_PAUSE_MS);
       noteFailure(t, cause);

@@ -5,7 +5,9 @@
  * @module
  */
 import { TechnocoreError } from './errors.ts';
-import { budgetOf, type Transport } from './http.ts';
+import { MAX_TEXT } from './frames.ts';
+import { budgetOf, randomFloat, type Transport } from './http.ts';
+import { type SigningKey, saySigned } from './rooms.ts';
 
 interface Waiting {
   /** Of which one write is under way at a time: a room, or a note. */
@@ -13,6 +15,37 @@ interface Waiting {
   write(): Promise<unknown>;
   resolve(): void;
   reject(cause: unknown): void;
+}
+
+const PLAIN_STRING = /"[^"\\]*(?:\\.[^"\\]*)*"/g;
+
+/**
+ * The same JSON in a spelling that nobody can guess: a few letters of its texts written as escapes. Undefined where there
+ * are no letters, or no room.
+ */
+export function respelled(text: string, random: (bytes: number) => Uint8Array): string | undefined {
+  const places: number[] = [];
+  for (const { 0: token, index } of text.matchAll(PLAIN_STRING)) {
+    for (let i = index + 1; i < index + token.length - 1; i++) {
+      if (text[i] === '\\') i += text[i + 1] === 'u' ? 5 : 1;
+      else if (/[a-z]/i.test(text[i]!)) places.push(i);
+    }
+  }
+  const count = Math.min(6, Math.floor((MAX_TEXT - text.length) / 5));
+  const chosen = new Set(Array.from({ length: count }, () => places[Math.floor(randomFloat(random) * places.length)]));
+  if (places.length === 0 || chosen.size === 0) return undefined;
+  return [...text].map((c, i) => (chosen.has(i) ? `\\u00${c.charCodeAt(0).toString(16)}` : c)).join('');
+}
+
+/** Writes a frame; where others said the same text so often that the room takes no more of it, in another spelling. */
+export async function sayUnrefused(t: Transport, key: SigningKey, room: string, text: string): Promise<unknown> {
+  try {
+    return await saySigned(t, key, room, text);
+  } catch (cause) {
+    const other = TechnocoreError.is(cause) && cause.code === 'duplicate_text' ? respelled(text, t.random) : undefined;
+    if (other === undefined) throw cause;
+    return saySigned(t, key, room, other);
+  }
 }
 
 /** Writes under way at a time while the budget is not short. */

@@ -458,12 +458,20 @@ async function deliver(
   let refusal: TechnocoreError | undefined;
   for (;;) {
     let cause: unknown;
-    try {
-      if (doubt) {
-        const seq = await settle(t, room, m, begun, signal);
-        if (seq !== undefined) return { seq, nonce };
-        if (refusal) throw refusal;
+    if (doubt) {
+      let seq: number | undefined;
+      try {
+        seq = await settle(t, room, m, begun, signal);
+      } catch (e) {
+        // That we cannot look says nothing of the write; only time, and not for ever, can help.
+        if (signal?.aborted || !TechnocoreError.is(e) || e.code === 'may_have_landed') throw e;
+        if (!isTransient(e) || !(await attempts.again(e, { room }))) throw new MayHaveLanded(room, nonce, doubt);
+        continue;
       }
+      if (seq !== undefined) return { seq, nonce };
+      if (refusal) throw refusal;
+    }
+    try {
       const view = await send(t, room, write, deadline, signal);
       const { messages } = view;
       // As many as the answer to a write shows may not be all.
@@ -471,8 +479,7 @@ async function deliver(
     } catch (e) {
       cause = e;
     }
-    if (signal?.aborted || !TechnocoreError.is(cause) || cause === refusal || cause.code === 'may_have_landed')
-      throw cause;
+    if (signal?.aborted || !TechnocoreError.is(cause)) throw cause;
     if (!isTransient(cause)) {
       // A refusal may be the echo of a success: after a doubtful attempt, and where something on the way sent it twice.
       const echoed = cause.code === 'stale_nonce' && BigInt((cause as StaleNonce).last) === BigInt(nonce);

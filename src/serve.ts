@@ -26,10 +26,10 @@ import { feedOf } from './feed.ts';
 import { decode, encodeLong, isObject, type Json, MAX_TEXT } from './frames.ts';
 import { type Options, type Transport, transportOf } from './http.ts';
 import { type Admission, type Ledger, memoryLedger, type Verdict } from './ledger.ts';
-import { Outbox } from './outbox.ts';
+import { Outbox, sayUnrefused } from './outbox.ts';
 import { attend } from './presence.ts';
 import { type ReplyLimits, ReplyRooms } from './replies.ts';
-import { type CursorStore, saySigned } from './rooms.ts';
+import type { CursorStore } from './rooms.ts';
 import { Share, type Standing } from './share.ts';
 import type { Signer } from './signer.ts';
 import { MAX_SPILLED, SPILL_META, Spills, spilledBytes, spilledFrame } from './spill.ts';
@@ -166,10 +166,12 @@ class Server implements Listener {
     });
     this.#ledger = o.ledger ?? memoryLedger();
     this.#replies = new ReplyRooms(t, this.#room, o.replyLimits);
-    this.#outbox = new Outbox(t, (room, text) => saySigned(t, signer, room, text));
+    this.#outbox = new Outbox(t, (room, text) => sayUnrefused(t, signer, room, text));
     this.#spilled = new Spills(t, signer);
     if (o.claim) this.#share = this.#makeShare(o.claim === true ? undefined : o.claim.leaseMs);
-    this.#workers = new Workers(o.concurrency ?? 16, o.queue ?? 1024);
+    const concurrency = o.concurrency ?? 16;
+    // Some turns are left for others, where there are enough of them.
+    this.#workers = new Workers(concurrency, o.queue ?? 1024, concurrency - (concurrency >> 2));
   }
 
   #makeShare(leaseMs: number | undefined): Share {
@@ -326,6 +328,7 @@ class Server implements Listener {
   async #admit(m: Incoming, frame: JsonObject | Json[], standing: Standing): Promise<void> {
     const batch = Array.isArray(frame) ? frame : undefined;
     const members = batch ?? [frame];
+    if (members.length > MAX_MEMBERS) return this.#refuse(m, 'too many members in a batch');
     const kinds = members.map(classify);
     // Two servers that answered each other's answers would never end.
     if (kinds.every((kind) => kind === 'response')) return;
@@ -333,7 +336,8 @@ class Server implements Listener {
     const named = members.map((member) => metaOf(member)?.[REPLY_META]).find((room) => room !== undefined);
 
     // Answered, it would reach the caller whose id it is as the answer to a question of his.
-    if (requests.some(({ id }) => !mayUseId(m.from, id))) return this.#refuse(m, 'an id of another key');
+    const answerable = members.filter((member, i) => kinds[i] !== 'response' && isObject(member)) as JsonObject[];
+    if (answerable.some(({ id }) => !mayUseId(m.from, id))) return this.#refuse(m, 'an id of another key');
     if (standing === 'finished') return this.#elsewhere(m, requests, named);
 
     if (!((await this.#o.allow?.(m.from)) ?? true)) {
@@ -407,20 +411,19 @@ class Server implements Listener {
 
   /** What the ledger says. A server whose ledger fails can promise nothing any more, and ends. */
   async #admission(m: Incoming, requests: JsonObject[], named: unknown): Promise<Admission> {
+    // What cannot be written down is the frame's fault, and not the ledger's.
+    const message = {
+      from: m.from,
+      room: m.room,
+      ...(m.nonce !== undefined && { nonce: m.nonce }),
+      requests: requests.map((request) => ({
+        id: JSON.stringify(request['id']),
+        digest: digestOf(request),
+        ...(typeof named === 'string' && { reply: named }),
+      })),
+    };
     try {
-      return await this.#ledger.admit(
-        {
-          from: m.from,
-          room: m.room,
-          ...(m.nonce !== undefined && { nonce: m.nonce }),
-          requests: requests.map((request) => ({
-            id: JSON.stringify(request['id']),
-            digest: digestOf(request),
-            ...(typeof named === 'string' && { reply: named }),
-          })),
-        },
-        this.#t.clock.now(),
-      );
+      return await this.#ledger.admit(message, this.#t.clock.now());
     } catch (cause) {
       this.#ended?.(cause);
       throw cause;
@@ -614,8 +617,12 @@ class Server implements Listener {
     // Looked up while the handler runs.
     const admitted = this.#replies.admits(m.from, room);
     admitted.catch(() => {});
+    let writes = 0;
     const send = async (text: string): Promise<void> => {
       const proof = await admitted;
+      if (proof && proof !== 'proved' && writes++ > 0) {
+        throw new TechnocoreError('unproved', 'a reply room that may be somebody else’s gets one message a request');
+      }
       // A room that may be somebody else's gets no more than a line.
       const put = async (text: string): Promise<Json> => {
         if (proof !== 'proved') throw new TechnocoreError('unproved', 'the key was never seen in its reply room');
@@ -640,13 +647,16 @@ class Server implements Listener {
 
   /** Writes an answer; what cannot be written is told, and kept for a repeat of the request. */
   async #answer(reply: Reply, text: string | string[]): Promise<boolean> {
-    try {
-      for (const one of typeof text === 'string' ? [text] : text) await reply.send(one);
-      return true;
-    } catch (cause) {
-      this.#t.onEvent({ kind: 'unanswered', room: this.#room, cause });
-      return false;
+    let written = true;
+    for (const one of typeof text === 'string' ? [text] : text) {
+      try {
+        await reply.send(one);
+      } catch (cause) {
+        written = false;
+        this.#t.onEvent({ kind: 'unanswered', room: this.#room, cause });
+      }
     }
+    return written;
   }
 
   /** Keeps the place before the oldest message that is still worked on. Saving is never faster than the store. */
@@ -675,6 +685,8 @@ class Server implements Listener {
   }
 }
 
+/** Members of one batch; each may cost an answer. */
+const MAX_MEMBERS = 128;
 /** Answers of one key that may wait before its refusals are left out. */
 const MAX_REFUSALS = 16;
 /** Messages of one key that wait to be admitted; things of all keys under way. */
