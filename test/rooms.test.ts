@@ -105,8 +105,11 @@ describe.each(PROFILES)('reading, %s', (profile) => {
   test('fault 47: a cursor beyond the room is noticed, and the room read from its beginning', async () => {
     const w = world(profile);
     for (let i = 0; i < 15; i++) await say('x', 'a', `${i}`, w.o);
+    const begun = w.clock.now();
     const f = following(w, 'x', 999_999);
     await w.run(f.end);
+    // Not longer than one held read.
+    expect(w.clock.now() - begun).toBeLessThan(11_000);
     const gap = (await f.end) as RingGap;
     expect(gap).toMatchObject({ code: 'ring_gap', room: 'x', expected: 1_000_000, oldest: 1, reason: 'recreated' });
     expect(w.kinds()).toContain('epoch');

@@ -263,22 +263,29 @@ describe.each(PROFILES)('answers, %s', (profile) => {
     await s.stop();
   });
 
-  test('unsigned and forged lines reach nobody', async () => {
+  test('fault 13: lines that are unsigned, signed by another, or had their signature taken away reach nobody', async () => {
     const w = serving('modern');
-    const s = await w.start();
-    const forged = faulty(w.service.client('server'), async (url, init) => {
+    const direct = w.service.client('server');
+    const forged = faulty(direct, async (url, init) => {
       if (!/wait=/.test(url)) return undefined;
-      const reply = await w.service.client('server')(url, init);
-      const view = await reply.json();
-      for (const m of view.messages) if (m.from === eve.did) m.from = client.did;
+      const view = await (await direct(url, init)).json();
+      for (const m of view.messages) {
+        if (m.from === eve.did) m.from = client.did;
+        if (m.text.includes('"stripped"')) delete m.sig;
+      }
       return new Response(JSON.stringify(view));
     });
+    const s = await w.start({ fetch: forged });
+    await w.say(ask('1', 'run', { n: 'good' }));
+    await w.say(ask('2', 'run', { n: 'forged' }), eve);
+    await w.say(ask('3', 'run', { n: 'stripped' }));
+    await w.say(ask('4', 'run', { n: 'good' }));
+    expect(w.runs).toEqual(['good', 'good']);
+    expect(w.events.filter(({ kind }) => kind === 'refused').map((e) => e['reason'])).toEqual([
+      'signature invalid',
+      'signature unverifiable',
+    ]);
     await s.stop();
-    const t = await w.start({ fetch: forged });
-    await w.say(ask('1', 'run', { n: 1 }), eve);
-    await w.say(ask('2', 'run', { n: 2 }));
-    expect(w.runs).toEqual(['2']);
-    await t.stop();
   });
 });
 
