@@ -8,7 +8,7 @@ import { A2A_MODES, type A2ACapabilities, type A2ACard, type A2ACardInfo } from 
 import { type A2ANoteOptions, a2aAdvance, a2aCreate } from './a2a-notes.ts';
 import { type A2AState, isTerminal, refusal } from './a2a-states.ts';
 import { type A2ARecord, type A2AStore, a2aMemoryStore } from './a2a-store.ts';
-import { type A2AHandler, LiveTask, type Shop, type Watch } from './a2a-task.ts';
+import { type A2AHandler, LiveTask, onAbort, type Shop, type Watch } from './a2a-task.ts';
 import {
   type A2AItem,
   type A2AMessage,
@@ -566,7 +566,7 @@ class Agent implements A2AAgent, Shop {
     if (!release) throw new RpcError(1002, 'Busy: too many streams', { retryAfterMs: 10_000 });
     const over = new AbortController();
     const ended = new Promise<void>((resolve) => over.signal.addEventListener('abort', () => resolve()));
-    let end: (() => void) | undefined;
+    const leaving: (() => void)[] = [];
     try {
       const watch = await new Promise<Watch>((resolve, reject) => {
         within((found) => {
@@ -575,12 +575,10 @@ class Agent implements A2AAgent, Shop {
         }).catch(reject);
       });
       const interrupted = new RpcError(1001, 'Interrupted: the stream ends here, and the task goes on');
-      end = () => {
-        watch.fail(interrupted);
-        watch.leave();
-      };
+      const end = (): void => watch.fail(interrupted);
+      leaving.push(() => watch.leave());
       for (const stop of [signal, this.#closing.signal]) {
-        stop.addEventListener('abort', end);
+        leaving.push(onAbort(stop, end));
         if (stop.aborted) end();
       }
       this.clock.sleep(STREAM_MS, over.signal).then(end, () => {});
@@ -594,10 +592,7 @@ class Agent implements A2AAgent, Shop {
     } finally {
       release();
       over.abort();
-      if (end) {
-        end();
-        for (const stop of [signal, this.#closing.signal]) stop.removeEventListener('abort', end);
-      }
+      for (const leave of leaving) leave();
     }
   }
 

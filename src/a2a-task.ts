@@ -96,6 +96,27 @@ const MAX_BEHIND = 256;
 
 const OVER = new TechnocoreError('over', 'the wait is over');
 
+const aborting = new WeakMap<AbortSignal, Set<() => void>>();
+
+/**
+ * Runs something when a signal aborts. All that wait for one signal share a listener: from the eleventh on the runtime
+ * would warn of a leak.
+ *
+ * @returns ends it
+ */
+export function onAbort(signal: AbortSignal, run: () => void): () => void {
+  let all = aborting.get(signal);
+  if (!all) {
+    const listeners = new Set<() => void>();
+    aborting.set(signal, (all = listeners));
+    signal.addEventListener('abort', () => {
+      for (const one of [...listeners]) one();
+    });
+  }
+  all.add(run);
+  return () => void all.delete(run);
+}
+
 /** What all tasks of an agent have in common. */
 export interface Shop {
   readonly store: A2AStore;
@@ -380,15 +401,15 @@ export class LiveTask {
       const timer = new AbortController();
       const done = (): void => {
         timer.abort(OVER);
-        signal.removeEventListener('abort', done);
+        leave();
         this.#waiters.delete(look);
         resolve();
       };
       const look = (): void => {
         if (is() || this.abort.signal.aborted) done();
       };
+      const leave = onAbort(signal, done);
       this.#waiters.add(look);
-      signal.addEventListener('abort', done);
       this.shop.clock.sleep(ms, timer.signal).then(done, () => {});
     });
   }

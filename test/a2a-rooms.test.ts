@@ -1,6 +1,6 @@
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtempSync } from 'node:fs';
+import { mkdtempSync, readFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
@@ -212,6 +212,11 @@ describe('agents in processes of their own', () => {
     const { task: done } = await a2aSend(mailbox, 'echo tea', signer, o);
     const { task: asked } = await a2aSend(mailbox, 'ask colour', signer, o);
     const { task: slow } = await a2aSend(mailbox, 'slow job', signer, { ...o, returnImmediately: true });
+    // One whose caller waits for the answer, and asks again.
+    const held = { ...o, id: 'held', messageId: 'held' };
+    const gaveUp = new AbortController();
+    const waiting = a2aSend(mailbox, 'slow job', signer, { ...held, signal: gaveUp.signal }).catch(() => {});
+    await until(() => readFileSync(join(dir, 'tasks'), 'utf8').includes('"held"'));
     const stream = a2aStream(mailbox, { taskId: slow!.id }, signer, o);
     expect(brief((await stream.next()).value as A2AItem)).toBe('task WORKING');
     first.kill('SIGKILL');
@@ -227,6 +232,10 @@ describe('agents in processes of their own', () => {
     for await (const item of a2aStream(mailbox, { taskId: slow!.id }, signer, o)) {
       expect(brief(item)).toBe('task INPUT_REQUIRED');
     }
+    gaveUp.abort();
+    await waiting;
+    const { task: again } = await a2aSend(mailbox, 'slow job', signer, held);
+    expect(again!.status.state).toBe('TASK_STATE_INPUT_REQUIRED');
     const goesOn = await a2aSend(mailbox, 'go on', signer, { ...o, taskId: slow!.id });
     expect(goesOn.task).toMatchObject({
       status: { state: 'TASK_STATE_COMPLETED' },

@@ -486,6 +486,24 @@ describe('how long an answer waits', () => {
     expect(answer).toMatchObject({ kind: 'task', status: { state: 'working' } });
   });
 
+  test('many that wait or watch are no leak to the runtime', async () => {
+    const warnings: string[] = [];
+    const onWarning = ({ message }: Error): void => void warnings.push(message);
+    process.on('warning', onWarning);
+    const { dispatcher, frames, send } = setting(behave, STREAMING, { concurrency: 1000 });
+    const { id } = await send('slow job', {}, NOW);
+    const waiting = [
+      ...Array.from({ length: 30 }, () => send('slow job')),
+      ...Array.from({ length: 14 }, () => frames('SubscribeToTask', { id })),
+    ];
+    await settled();
+    dispatcher.close();
+    await Promise.all(waiting);
+    await settled();
+    process.off('warning', onWarning);
+    expect(warnings).toEqual([]);
+  });
+
   test('more than so many of one caller do not wait', async () => {
     const clock = new VirtualClock();
     const { send } = setting(behave, {}, { clock, concurrency: 1000 });
