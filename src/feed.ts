@@ -356,8 +356,8 @@ export class Feed {
       const batch = await this.#cursor.take(view, signal);
       if (batch) this.#deliver(batch);
       if (batch?.messages.length) return { value: this.#gathering.pauseMs(batch.messages, took, this.#expected()) };
-      // What another read of ours brought first was no early answer.
-      if (batch || view.messages.length > 0) return { value: 0 };
+      // What another read of ours brought first was no early answer; what we knew when we asked is one.
+      if (view.messages.some(({ seq }) => seq > (view.since ?? 0))) return { value: 0 };
       return view.waitHeld === undefined ? {} : { held: view.waitHeld };
     });
     this.#taking = taken.catch(() => {});

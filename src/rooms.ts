@@ -30,7 +30,7 @@ import {
 } from './http.ts';
 import { exportOf, type Message, type PolledView, type RoomView, viewOf } from './messages.ts';
 import { checkName, roomClasses } from './names.ts';
-import { ask, uncached, type Write, writeRequest } from './service.ts';
+import { ask, learnLimits, uncached, type Write, writeRequest } from './service.ts';
 
 /** Most messages that one read returns. */
 const MAX_LIMIT = 200;
@@ -296,6 +296,7 @@ async function exported(t: Transport, room: string, signal?: AbortSignal): Promi
 export async function* follow(room: string, o: Options & { since?: number } = {}): AsyncGenerator<Message> {
   const t = transportOf(o);
   const cursor = new RoomCursor(t, room, o.since);
+  void learnLimits(t);
   for await (const batch of poll(t, (waitMs) => cursor.next(waitMs, o.signal), o)) {
     if (batch.gap) throw batch.gap;
     yield* batch.messages;
