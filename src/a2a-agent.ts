@@ -6,34 +6,27 @@
  */
 import { A2A_MODES, type A2ACapabilities, type A2ACard, type A2ACardInfo } from './a2a-card.ts';
 import { type A2ANoteOptions, a2aAdvance, a2aCreate } from './a2a-notes.ts';
+import {
+  byPlace,
+  covers,
+  isIdentified,
+  isListed,
+  placeIn,
+  placeOf,
+  requestOf,
+  type Sent,
+  type Spelling,
+  tokenOf,
+  UNSAID_MS,
+  V1,
+  V03,
+} from './a2a-params.ts';
 import { type A2AState, isTerminal, refusal } from './a2a-states.ts';
 import { type A2ARecord, type A2AStore, a2aMemoryStore } from './a2a-store.ts';
 import { type A2AHandler, LiveTask, onAbort, type Shop, type Watch } from './a2a-task.ts';
-import {
-  type A2AItem,
-  type A2AMessage,
-  type A2ATaskView,
-  badField,
-  type Check,
-  checkParams,
-  isAnyText,
-  isCount,
-  isFlag,
-  isList,
-  isMap,
-  isShaped,
-  isState,
-  isText,
-  isTime,
-  isUserMessage,
-  isUserMessage03,
-  item03,
-  task03,
-  WAIT_META,
-} from './a2a-types.ts';
-import { fromBase64url, fromUtf8, toBase64url, toHex, utf8 } from './bytes.ts';
+import { type A2ATaskView, badField, checkParams, WAIT_META } from './a2a-types.ts';
+import { toHex } from './bytes.ts';
 import { type Clock, systemClock } from './clock.ts';
-import { sha256 } from './crypto.ts';
 import { type CallContext, type Handler, idempotent, rpcResult, staysOpen } from './dispatch.ts';
 import { RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, type Json } from './frames.ts';
@@ -74,8 +67,6 @@ export interface A2AAgent {
   close(): void;
 }
 
-/** How long a caller that did not say whether he waits does so, and one that streams for a message alone, ms. */
-const UNSAID_MS = 1000;
 /** How long a turn may take to begin before a caller that does not wait is answered, ms. */
 const BEGIN_MS = 50;
 /** Steps in which a handler that waits for nothing has ended. */
@@ -86,88 +77,6 @@ const MAX_WAITING = [1024, 64] as const;
 const MAX_STREAMS = [256, 16] as const;
 /** How long a stream lives, ms, because nobody sees a reader go. */
 const STREAM_MS = 3_600_000;
-
-// --- the two spellings -------------------------------------------------------------------------------------------
-
-interface Sent {
-  message: A2AMessage;
-  configuration?: {
-    acceptedOutputModes?: string[];
-    historyLength?: number;
-    returnImmediately?: boolean;
-    blocking?: boolean;
-    taskPushNotificationConfig?: object;
-    pushNotificationConfig?: object;
-  };
-}
-
-const isHistoryLength = isCount(0, 0x7fffffff);
-const MODES = { acceptedOutputModes: isList(isText), historyLength: isHistoryLength };
-const AROUND = { metadata: isMap, tenant: isAnyText };
-
-interface Spelling {
-  readonly sent: Check<Sent>;
-  /** How long the answer to a message waits for its task, ms; -1 for as long as it may. */
-  waitMs(configuration: NonNullable<Sent['configuration']>): number;
-  readonly task: (task: A2ATaskView) => Json;
-  readonly item: (item: A2AItem) => Json;
-}
-
-const V1: Spelling = {
-  sent: isShaped(
-    { message: isUserMessage },
-    {
-      configuration: isShaped({}, { ...MODES, returnImmediately: isFlag, taskPushNotificationConfig: isMap }),
-      ...AROUND,
-    },
-  ),
-  waitMs: ({ returnImmediately }) => (returnImmediately ? 0 : -1),
-  task: (task) => task,
-  item: (item) => item as Json,
-};
-
-const V03: Spelling = {
-  sent: isShaped(
-    { message: isUserMessage03 },
-    { configuration: isShaped({}, { ...MODES, blocking: isFlag, pushNotificationConfig: isMap }), ...AROUND },
-  ),
-  waitMs: ({ blocking }) => (blocking === undefined ? UNSAID_MS : blocking ? -1 : 0),
-  task: task03,
-  item: item03,
-};
-
-const isIdentified = isShaped<{ id: string; historyLength?: number }>(
-  { id: isText },
-  { historyLength: isHistoryLength, ...AROUND },
-);
-
-interface Listed {
-  contextId?: string;
-  status?: A2AState;
-  pageSize?: number;
-  pageToken?: string;
-  historyLength?: number;
-  statusTimestampAfter?: string;
-  includeArtifacts?: boolean;
-}
-
-/** The first of the enumeration stands for none, in ProtoJSON written out or not. */
-const isStateOrNone: Check<A2AState | undefined> = (value, at) =>
-  value === 'TASK_STATE_UNSPECIFIED' ? undefined : isState(value, at);
-
-const isListed = isShaped<Listed>(
-  {},
-  {
-    contextId: isAnyText,
-    status: isStateOrNone,
-    pageSize: isCount(1, 100),
-    pageToken: isAnyText,
-    historyLength: isHistoryLength,
-    statusTimestampAfter: isTime,
-    includeArtifacts: isFlag,
-    tenant: isAnyText,
-  },
-);
 
 /** A task as a caller sees it: of its history as much as he asked for. */
 function shown({ history, artifacts, ...task }: A2ATaskView, historyLength = 0, withArtifacts = true): A2ATaskView {
@@ -640,35 +549,6 @@ class Agent implements A2AAgent, Shop {
     }
     return page(next < found.length ? tokenOf(found[next - 1]!) : '');
   }
-}
-
-/** What sorts tasks: when their states were published, then their ids. */
-const placeOf = ({ id, status }: A2ATaskView): string => `${status.timestamp} ${id}`;
-const byPlace = (a: A2ATaskView, b: A2ATaskView): number => {
-  const [one, other] = [a.status.timestamp!, b.status.timestamp!];
-  return one === other ? (a.id < b.id ? 1 : -1) : one < other ? 1 : -1;
-};
-const tokenOf = (task: A2ATaskView): string => toBase64url(utf8(placeOf(task)));
-
-function placeIn(token: string): string {
-  const bytes = fromBase64url(token);
-  const place = bytes && fromUtf8(bytes);
-  if (!place || !/^\d{4}-[\d-]+T[\d:.]+Z ./.test(place)) throw badField('pageToken', 'is none that a list gave');
-  return place;
-}
-
-/** Whether a media type, or range of them, covers another. Parameters play no part; many cards say `text` for plain text. */
-function covers(mode: string, type: string): boolean {
-  const [range, one] = [mode === 'text' ? 'text/plain' : mode, type].map((text) =>
-    text.split(';', 1)[0]!.trim().toLowerCase(),
-  );
-  return range === one || range === '*/*' || (range!.endsWith('/*') && one!.startsWith(range!.slice(0, -1)));
-}
-
-/** A request, as far as one that is sent again is the same. */
-function requestOf(id: CallContext['id'], message: A2AMessage): string | undefined {
-  if (id === undefined || id === null) return undefined;
-  return toHex(sha256(utf8(encodeLong([id, message]))).subarray(0, 16));
 }
 
 /**
