@@ -328,7 +328,6 @@ class Server implements Listener {
   async #admit(m: Incoming, frame: JsonObject | Json[], standing: Standing): Promise<void> {
     const batch = Array.isArray(frame) ? frame : undefined;
     const members = batch ?? [frame];
-    if (members.length > MAX_MEMBERS) return this.#refuse(m, 'too many members in a batch');
     const kinds = members.map(classify);
     // Two servers that answered each other's answers would never end.
     if (kinds.every((kind) => kind === 'response')) return;
@@ -336,6 +335,7 @@ class Server implements Listener {
     const named = members.map((member) => metaOf(member)?.[REPLY_META]).find((room) => room !== undefined);
 
     // Answered, it would reach the caller whose id it is as the answer to a question of his.
+    if (requests.length > MAX_REQUESTS) return this.#refuse(m, 'too many requests in a batch');
     const answerable = members.filter((member, i) => kinds[i] !== 'response' && isObject(member)) as JsonObject[];
     if (answerable.some(({ id }) => !mayUseId(m.from, id))) return this.#refuse(m, 'an id of another key');
     if (standing === 'finished') return this.#elsewhere(m, requests, named);
@@ -685,8 +685,8 @@ class Server implements Listener {
   }
 }
 
-/** Members of one batch; each may cost an answer. */
-const MAX_MEMBERS = 128;
+/** Requests in one batch; each may cost an answer. */
+const MAX_REQUESTS = 128;
 /** Answers of one key that may wait before its refusals are left out. */
 const MAX_REFUSALS = 16;
 /** Messages of one key that wait to be admitted; things of all keys under way. */

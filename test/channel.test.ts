@@ -292,8 +292,8 @@ describe.each(PROFILES)('a mailbox is opened, %s', (profile) => {
     const fetch = faulty(w.o.fetch, () => (down ? Promise.reject(broken('ECONNREFUSED')) : undefined));
     const t = transportOf({ ...w.o, fetch });
     const user = new AbortController();
-    const aborted = openMailbox(t, 'mb-p-a', alice, user.signal).catch((e) => e);
-    const waiting = openMailbox(t, 'mb-p-a', alice).catch((e) => e);
+    const aborted = openMailbox(t, 'mb-p-a', alice, user.signal)!.catch((e) => e);
+    const waiting = openMailbox(t, 'mb-p-a', alice)!.catch((e) => e);
     user.abort('no');
     expect(await aborted).toBe('no');
     expect(await w.run(waiting)).toMatchObject({ code: 'unavailable' });

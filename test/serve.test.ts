@@ -699,13 +699,8 @@ describe.each(PROFILES)('hostile frames, %s', (profile) => {
     const busy = await w.answers('mb-p-eve');
     expect(busy.length).toBeGreaterThan(10);
     for (const a of busy) expect(a.error).toMatchObject({ code: 1002, data: { retryAfterMs: expect.any(Number) } });
+    // A flood never takes all turns.
     await w.say(ask('1', 'run', { n: 'served' }));
-    expect(w.runs).toEqual([]);
-    // The flood was first; then it is the other key's turn, before all the rest of it.
-    release.shift()!();
-    await w.clock.advance(20);
-    release.shift()!();
-    await w.clock.advance(20);
     expect(w.runs).toEqual(['served']);
     // Whoever was told to come back is not remembered against.
     while (release.length > 0) {
