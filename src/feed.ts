@@ -61,7 +61,7 @@ export const PROBES_MS: readonly number[] = [175, 290];
 /** How long parking waits for the write that a listener is there for, ms. */
 const EXPECT_MS = 1500;
 /** How long after the first of two parked reads the second is parked, ms: half a step. */
-const STAGGER_MS = 250;
+export const STAGGER_MS = 250;
 /** A second read that is answered early is one too many for this address; how long it stays away, ms. */
 const STAGGER_PAUSE_MS = 600_000;
 /** Shares of the read budget that must be left for a probe and for a second parked read. */
