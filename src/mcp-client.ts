@@ -56,7 +56,7 @@ type Answerer<T> = (params: any, context: InputContext) => T | Promise<T>;
 
 /** Answers to what a tool asks meanwhile. What there is a function for is declared to the server, and nothing else. */
 export interface InputHandlers {
-  /** A form for a person: `params.message`, `params.requestedSchema`. The text is a stranger's: never answer with secrets. */
+  /** A form for a person: `params.message`, `params.requestedSchema`. A stranger's text: never answer with secrets. */
   elicit?: Answerer<ElicitResult>;
   /** A page for a person to visit: `params.message`, `params.url`. */
   elicitUrl?: Answerer<ElicitResult>;
@@ -137,8 +137,9 @@ export async function mcpDiscover(to: string | Channel, signer: Signer, o: McpOp
 }
 
 /**
- * Keeps a pair of idle mailboxes alive, which the service forgets after seven days without a line (after one, with a single
- * line), by asking `server/discover` now and then; its answer refreshes our own. Failures are events (`retry`), and it goes on.
+ * Keeps a pair of idle mailboxes alive, which the service forgets after seven days without a line (after one day, with
+ * a single line), by asking `server/discover` now and then; its answer refreshes our own. Failures are events (`retry`),
+ * and it goes on.
  *
  * @param o `everyMs`: how often, default 20 hours
  * @returns resolves after `o.signal` aborts

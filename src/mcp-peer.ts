@@ -65,7 +65,7 @@ export function tagOf(frame: JsonObject, name: string): unknown {
 /** What comes of a notification while the request with that id waits. */
 export type Notice = (frame: JsonObject, id: string) => Taken;
 
-/** One request under one id; undefined when a notice ended it. If nobody waits for the answer any more, the server is told. */
+/** One request under one id; undefined when a notice ended it. If nobody waits any more, the server is told. */
 async function once(
   peer: Peer,
   method: string,

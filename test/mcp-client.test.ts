@@ -346,6 +346,9 @@ describe('lists', () => {
     const first = await w.run(mcpListTools(MAILBOX, me, o(w)));
     (first[0] as any).name = 'changed by its reader';
     await w.clock.advance(50_000);
+    const kept = await w.run(mcpListTools(MAILBOX, me, o(w)));
+    expect(kept.map(({ name }) => name)).toEqual(['a', 'b']);
+    kept.pop();
     expect(await listed(w)).toEqual(['a', 'b']);
     expect(await listed(w, {}, signer(2))).toEqual(['a', 'b']);
     expect(s.frames).toHaveLength(2);
@@ -929,6 +932,7 @@ describe('listening', () => {
             ack(id, { toolsListChanged: true, resourceSubscriptions: ['a', 5] }),
             changed(`${id}x`),
             { method: 'notifications/tools/list_changed' },
+            { method: 'notifications/cancelled', params: { requestId: `${id}x` } },
             changed(id),
             changed(id),
             { method: 'notifications/resources/updated', params: { uri: 'a', _meta: { [TAG]: id } } },
@@ -956,6 +960,7 @@ describe('listening', () => {
     }
     await w.run(notices.return(null));
     await w.clock.advance(1000);
+    expect(s.requests()).toHaveLength(1);
     expect(s.cancels()).toEqual([{ requestId: s.frames[0].id, reason: 'listening ended' }]);
     expect(w.clock.sleepers).toBeLessThanOrEqual(2);
   });

@@ -118,7 +118,8 @@ describe('the recorded cases, through two processes', () => {
 });
 
 describe('through two processes', () => {
-  test('500 tools with long schemas, whole', async () => {
+  // Some 260 pages, one after the other: long where the machine is busy.
+  test('500 tools with long schemas, whole', { timeout: 600_000 }, async () => {
     const { mailbox, signer, ...o } = await begin('many');
     const tools = await mcpListTools(mailbox, signer, o);
     expect(tools).toHaveLength(500);
