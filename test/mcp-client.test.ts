@@ -290,7 +290,7 @@ describe('requests and results', () => {
 describe('versions', () => {
   const refusal = (data?: object) => ({ code: -32022, message: 'no', ...(data && { data }) });
 
-  test('fault 85: a refusal that names our version leads to one more request under a fresh id', async () => {
+  test('a refusal that names our version leads to one more request under a fresh id', async () => {
     for (const data of [
       { supported: ['2099-01-01', '2026-07-28'], requested: '2026-07-28' },
       { supported: ['2026-07-28'] },
@@ -724,7 +724,7 @@ describe('progress and log lines', () => {
 });
 
 describe('cancelling', () => {
-  test('on abort and on timeout the server is told, once, by the id of the request', async () => {
+  test('fault 88: on abort and on timeout the server is told, once, by the id of the request', async () => {
     const w = world();
     const s = scripted(w, () => []);
     const stop = new AbortController();
