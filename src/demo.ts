@@ -62,7 +62,15 @@ async function callee(base: string, mailbox: string): Promise<void> {
   const stop = new AbortController();
   process.on('disconnect', () => stop.abort());
   const onReady = (): void => report({ ready: signer.did });
-  await serve(mailbox, signer, { ...about, base, methods, tools: demoTools(), signal: stop.signal, onReady });
+  await serve(mailbox, signer, {
+    onEvent: () => {},
+    ...about,
+    base,
+    methods,
+    tools: demoTools(),
+    signal: stop.signal,
+    onReady,
+  });
 }
 
 // --- the caller --------------------------------------------------------------------------------------------------
