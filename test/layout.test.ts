@@ -8,7 +8,7 @@ const ORDER = `
   errors bytes crypto frames clock budget http service names messages rooms notes nonces files keydir signer identity
   dispatch feed spill channel batch ledger journal ledger-file workers outbox replies presence claims share call serve
   schema tools toolcall mcp mcp-peer mcp-client mcp-listen
-  a2a-states a2a-types a2a-store a2a-task a2a-notes a2a-card a2a-agent a2a-call
+  a2a-states a2a-types a2a-params a2a-store a2a-task a2a-notes a2a-card a2a-agent a2a-call
   e2e sealed meeting builtin technocore-rpc
   noise parley-invite parley-relay parley vendor
   local-wire local-python local-limits local-store local-listing local-docs local-rooms local-relay local
