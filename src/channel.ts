@@ -81,6 +81,8 @@ const MAX_OPENED = 1024;
 const IN_SIGHT = 50;
 /** The same in time, for rooms whose messages expire, ms. */
 const IN_SIGHT_MS = 300_000;
+/** How long a line of ours may be ahead of what was read, ms. */
+const AHEAD_MS = 60_000;
 
 /** A line of ours in a mailbox of ours. */
 interface Line {
@@ -105,7 +107,9 @@ function isInSight(t: Transport, room: string, line: Line, feed: Feed): boolean 
   line.epoch ??= epoch;
   const behind = place.since - line.seq;
   const expires = roomClasses(room).e && Math.abs(t.clock.now() - line.at) > IN_SIGHT_MS;
-  return line.epoch === epoch && behind >= 0 && behind < IN_SIGHT && !expires;
+  // What we wrote just now is ahead of what was read; later on, it stood in a room that is gone.
+  const isAhead = behind < 0 && Math.abs(t.clock.now() - line.at) < AHEAD_MS;
+  return line.epoch === epoch && (behind >= 0 || isAhead) && behind < IN_SIGHT && !expires;
 }
 
 async function writtenLine(t: Transport, room: string, key: SigningKey, signal: AbortSignal): Promise<Line> {

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import { Budget } from '../src/budget.ts';
-import { call } from '../src/call.ts';
+import { type CallOptions, call } from '../src/call.ts';
 import { RateLimited } from '../src/errors.ts';
 import type { Options } from '../src/http.ts';
 import { type ServeOptions, serve } from '../src/serve.ts';
@@ -35,7 +35,7 @@ interface Outcome {
   took: number;
 }
 
-async function burst(w: World, o: Options, count: number): Promise<Outcome[]> {
+async function burst(w: World, o: CallOptions, count: number): Promise<Outcome[]> {
   const begun = w.clock.now();
   const all = Array.from({ length: count }, async (_, n): Promise<Outcome> => {
     try {
@@ -72,6 +72,39 @@ describe('a burst beyond the budget: each call ends right, or is refused at once
         expect(w.clock.now() - begun).toBeLessThan(wait + 5000);
         await stop();
         expect(w.clock.sleepers).toBe(0);
+      });
+    }
+  }
+});
+
+describe('a burst without limits', () => {
+  for (const count of [64, 1000]) {
+    for (const wireMs of [1, 5]) {
+      it(`${count} calls on one pair of mailboxes, ${wireMs} ms away: as few requests a call as one call takes`, async () => {
+        const w = world('modern', { wakeStepMs: 500 });
+        let requests = 0;
+        const far = (address: string): Options & { fetch: typeof fetch } => {
+          const reach = w.service.client(address);
+          const fetch = (async (url: string, init: RequestInit) => {
+            requests++;
+            await w.clock.sleep(wireMs);
+            const response = await reach(url, init);
+            await w.clock.sleep(wireMs);
+            return response;
+          }) as typeof globalThis.fetch;
+          return { ...w.o, fetch };
+        };
+        const stop = await served(w, far('there'));
+        const o = { ...far('here'), timeoutMs: 120_000 };
+        // One before, so that the second burst finds everything as it is for long.
+        for (const n of [1, count]) {
+          requests = 0;
+          const outcomes = await burst(w, o, n);
+          expect(outcomes.filter(({ n, answer }) => answer !== 2 * n)).toEqual([]);
+        }
+        expect(requests / count).toBeLessThanOrEqual(2.15);
+        expect(w.service.stats.parkedMost).toBeLessThanOrEqual(4);
+        await stop();
       });
     }
   }
