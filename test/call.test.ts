@@ -1,6 +1,6 @@
 import { getEventListeners } from 'node:events';
 import { describe, expect, test } from 'vitest';
-import { type CallOptions, call, notify } from '../src/call.ts';
+import { type CallOptions, call, converse, notify } from '../src/call.ts';
 import { type Channel, type Listener, mailboxes } from '../src/channel.ts';
 import { CallTimeout, RingGap, TechnocoreError } from '../src/errors.ts';
 import { Feed } from '../src/feed.ts';
@@ -617,10 +617,51 @@ describe('channels', () => {
       ...channel,
       listen: async (l) => {
         l.end(broke);
+        // So late that nobody would hear of it, had nobody listened meanwhile.
+        await new Promise((resolve) => setTimeout(resolve, 5));
         return () => {};
       },
     };
     expect(await serve(early, server, o).catch((e) => e)).toBe(broke);
+  });
+
+  test('who listens anew while an earlier listening is not over yet hears nothing twice', async () => {
+    const [a, b] = pair();
+    const { o } = world();
+    const gates: (() => void)[] = [];
+    const slow: Channel = {
+      ...a,
+      // Hears no signal, and takes its time.
+      listen: async (listener) => {
+        const leave = await a.listen(listener);
+        await new Promise<void>((resolve) => gates.push(resolve));
+        return leave;
+      },
+    };
+    await b.listen({
+      message: (m) => {
+        const { id, method } = JSON.parse(m.text);
+        if (m.from === b.self || method === undefined) return;
+        void b.send('{"jsonrpc":"2.0","method":"news"}').then(() => b.send(encode(result({ id }, 'right') as any)));
+      },
+      gap() {},
+      end() {},
+    });
+    const user = new AbortController();
+    const first = call(slow, 'm', {}, client, { ...o, signal: user.signal }).catch((e) => e);
+    await settled();
+    user.abort('no');
+    expect(await first).toBe('no');
+    let news = 0;
+    const second = converse(slow, 'm', {}, client, o, (_frame, kind) => {
+      if (kind === 'notification') news++;
+      return kind === 'response' ? 'done' : undefined;
+    });
+    await settled();
+    gates[1]!();
+    await second;
+    expect(news).toBe(1);
+    gates[0]!();
   });
 
   test('two mailboxes are one, too', async () => {

@@ -186,7 +186,14 @@ describe.each(PROFILES)('answers, %s', (profile) => {
   test('fault 75: nothing is ever said to a notification, a response, or another server', async () => {
     const w = serving(profile);
     await w.open();
-    const s = await w.start();
+    const ledger = memoryLedger();
+    const admitted: number[] = [];
+    const admit = ledger.admit.bind(ledger);
+    ledger.admit = (m, now) => {
+      admitted.push(m.requests.length);
+      return admit(m, now);
+    };
+    const s = await w.start({ ledger });
     await w.say(requestFrame(undefined, 'run', { n: 'notified', _meta: META }));
     await w.say(requestFrame(undefined, 'nope', { _meta: META }));
     for (const response of [
@@ -205,6 +212,8 @@ describe.each(PROFILES)('answers, %s', (profile) => {
     await w.say(encodeLong([{ jsonrpc: '2.0', method: 'run', params: { n: 'batched', _meta: META } }]));
     expect(w.runs).toEqual(['notified', 'batched']);
     expect(await w.answers()).toEqual([]);
+    // Responses are not even looked up.
+    expect(admitted).toEqual([0, 0, 0]);
     await s.stop();
   });
 
@@ -632,6 +641,19 @@ describe.each(PROFILES)('hostile frames, %s', (profile) => {
       [...new Set(list.filter((id) => !unlike(id)).map((id) => JSON.stringify(id)))].sort();
     expect(kinds(answered)).toEqual(kinds(expected));
     expect(expected.length).toBeGreaterThan(12);
+    await s.stop();
+  });
+
+  test('junk that does not say where to costs no look at who sent it', async () => {
+    const w = serving(profile);
+    const looks: string[] = [];
+    const direct = w.service.client('server');
+    const fetch = faulty(direct, (url) => void (/\/kv\/did/.test(url) && looks.push(url)) as undefined);
+    const s = await w.start({ fetch });
+    for (const text of ['{}', '[]', '[1]', '{"jsonrpc":"1.0","id":1,"method":"run"}']) await w.say(text);
+    expect(looks).toEqual([]);
+    await w.say('{"jsonrpc":"2.0","id":1,"method":"run"}');
+    expect(looks.length).toBeGreaterThan(0);
     await s.stop();
   });
 
