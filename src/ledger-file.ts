@@ -84,6 +84,7 @@ class LoggedState extends LedgerState implements Journaled {
 
   /** The fewest lines that make this state. */
   lines(): string {
+    this.expire();
     let text = '';
     let time = 0;
     const add = (line: Line): void => {

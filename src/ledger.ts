@@ -140,6 +140,10 @@ export class LedgerState implements Ledger {
     const step = now - (this.#now ?? now);
     this.#now = now;
     if (step > 0) this.time += Math.min(step, MAX_STEP_MS);
+    this.expire();
+  }
+
+  protected expire(): void {
     for (const [name, entry] of this.entries) {
       if (entry.answer === undefined && !entry.orphan) continue;
       if (this.time - entry.since < this.limits.windowMs) return;

@@ -136,7 +136,7 @@ class Server implements Listener {
   readonly #unfinished = new Map<number, { from: string; tasks: number }>();
   readonly #share: Share | undefined;
   readonly #sharing = new AbortController();
-  #saving = false;
+  #saving: Promise<void> | undefined;
   #saved = -1;
   /** The last task of each key: messages of one key are admitted in their order. */
   readonly #lanes = new Map<string, { length: number; last: Promise<void> }>();
@@ -258,6 +258,7 @@ class Server implements Listener {
     // Subscriptions would go on for long; they end with an answer, like the rest.
     this.#dispatcher.close();
     while (this.#tasks.size > 0) await Promise.allSettled(this.#tasks);
+    while (this.#saving) await this.#saving;
     this.#sharing.abort(OVER);
     await this.#share?.release();
   }
@@ -671,15 +672,14 @@ class Server implements Listener {
     const behind =
       oldest > place.since ? place : { since: oldest - 1, ...(generation !== undefined && { generation }) };
     if (behind.since === this.#saved) return;
-    this.#saving = true;
     this.#saved = behind.since;
-    void (async () => {
+    this.#saving = (async () => {
       try {
         await cursor.save(this.#room, behind);
       } catch (cause) {
         this.#t.onEvent({ kind: 'unsaved', room: this.#room, cause });
       }
-      this.#saving = false;
+      this.#saving = undefined;
       this.#save();
     })();
   }

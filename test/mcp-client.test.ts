@@ -1,4 +1,4 @@
-import { describe, expect, onTestFinished, test, vi } from 'vitest';
+import { describe, expect, onTestFinished, test } from 'vitest';
 import { tool } from '../src/builtin.ts';
 import { REPLY_META } from '../src/call.ts';
 import type { Channel, Listener, SendOptions } from '../src/channel.ts';
@@ -729,7 +729,7 @@ describe('cancelling', () => {
     const s = scripted(w, () => []);
     const stop = new AbortController();
     const aborted = reasonOf(callTool(w, { signal: stop.signal }));
-    await w.run(vi.waitFor(() => expect(s.frames).toHaveLength(1)));
+    await w.until(() => s.frames.length === 1);
     stop.abort('changed my mind');
     expect(await aborted).toBe('changed my mind');
     expect(await reasonOf(callTool(w, { timeoutMs: 3000 }))).toMatchObject({ code: 'call_timeout' });
@@ -793,7 +793,7 @@ describe('cancelling', () => {
     );
     const stop = new AbortController();
     const aborted = reasonOf(callTool(w, { signal: stop.signal }));
-    await w.run(vi.waitFor(() => expect(begun).toBe(true)));
+    await w.until(() => begun);
     stop.abort('enough');
     await aborted;
     await w.clock.advance(1000);
@@ -1026,7 +1026,7 @@ describe('listening', () => {
     let ready = 0;
     const notices = mcpListen(MAILBOX, FILTER, me, { ...o(w, { fetch }), onReady: () => void ready++ });
     const first = notices.next();
-    await w.run(vi.waitFor(() => expect(ready).toBe(1)));
+    await w.until(() => ready === 1);
     await w.run(lose());
     expect((await w.run(first)).value).toEqual({ jsonrpc: '2.0', method: 'notifications/tools/list_changed' });
     expect(ready).toBe(2);
@@ -1062,7 +1062,7 @@ describe('listening', () => {
     let ready = 0;
     const notices = mcpListen(MAILBOX, FILTER, me, { ...o(w), onReady: () => void ready++ });
     const next = notices.next();
-    await w.run(vi.waitFor(() => expect(ready).toBe(1)));
+    await w.until(() => ready === 1);
     first.stop();
     await w.run(first.ended);
     await served(w, () => {});

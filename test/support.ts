@@ -21,6 +21,8 @@ export interface World {
   t: Transport;
   /** The outcome of work whose time passes as fast as the machine allows. */
   run<T>(work: Promise<T>): Promise<T>;
+  /** Lets virtual time pass until `found` is true. */
+  until(found: () => unknown): Promise<void>;
   /** The kinds of events so far. */
   kinds(): string[];
 }
@@ -38,6 +40,7 @@ export function world(profile: Profile = 'modern', limits: Partial<Limits> = {})
     o,
     t: transportOf(o),
     run: (work) => run(clock, work),
+    until: (found) => pass(clock, found, 'what is waited for does not come'),
     kinds: () => events.map(({ kind }) => kind),
   };
 }
@@ -49,13 +52,18 @@ export async function run<T>(clock: VirtualClock, work: Promise<T>): Promise<T> 
     over = true;
   };
   work.then(mark, mark);
-  // Work that goes on without the clock (sockets) gets real time; what waits for the clock gets that.
-  for (let step = 0; !over; step++) {
-    if (step === 10_000) throw new Error('the work does not end');
-    for (let i = 0; i < 4 && !over; i++) await settled();
-    if (!over) await clock.advance(step < 400 ? 5 : 50);
-  }
+  await pass(clock, () => over, 'the work does not end');
   return work;
+}
+
+/** Lets time pass, as little as it can, until `found` is true. */
+async function pass(clock: VirtualClock, found: () => unknown, otherwise: string): Promise<void> {
+  // Work that goes on without the clock (sockets) gets real time; what waits for the clock gets that.
+  for (let step = 0; !found(); step++) {
+    if (step === 10_000) throw new Error(otherwise);
+    for (let i = 0; i < 4 && !found(); i++) await settled();
+    if (!found()) await clock.advance(step < 400 ? 5 : 50);
+  }
 }
 
 /** Waits in real time until `found` is true; what it waits for always comes. */
