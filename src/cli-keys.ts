@@ -1,0 +1,46 @@
+/**
+ * The command line: keys.
+ *
+ * @module
+ */
+import { type Command, EXIT, hasKey, KEY, keyHome, print, tell, Usage } from './cli-kit.ts';
+import { Signer } from './technocore-rpc.ts';
+
+/** `keygen` and `did`. */
+export const keyCommands: Record<string, Command> = {
+  keygen: {
+    args: '',
+    about: 'a new key: its seed and DID; or, with --dir, a key directory that never shows the seed',
+    flags: { dir: { value: 'directory', about: 'make the key there; a key that is there already stays' } },
+    async run(args) {
+      const dir = args.text('dir');
+      if (dir !== undefined) {
+        const isNew = !hasKey(dir);
+        const { did } = await Signer.fromDir(dir);
+        if (!isNew) tell(`${dir} has a key already, and it stays`);
+        print(args.json ? JSON.stringify({ did, dir, isNew }) : did);
+        return EXIT.ok;
+      }
+      const bytes = crypto.getRandomValues(new Uint8Array(32));
+      const seed = Buffer.from(bytes).toString('hex');
+      const { did } = Signer.fromSeed(bytes);
+      print(args.json ? JSON.stringify({ seed, did }) : `seed: ${seed}\ndid:  ${did}`);
+      return EXIT.ok;
+    },
+  },
+  did: {
+    args: '',
+    about: 'the DID of a key',
+    flags: KEY,
+    more: '$SIGN_SEED holds 64 hex digits, the seed, or a passphrase.',
+    async run(args) {
+      const dir = args.text('dir');
+      // Looking must not make a key.
+      if (!hasKey(dir) && (dir !== undefined || !process.env['SIGN_SEED']))
+        throw new Usage(`no key in ${keyHome(dir)}`);
+      const { did } = await args.signer();
+      print(args.json ? JSON.stringify({ did }) : did);
+      return EXIT.ok;
+    },
+  },
+};

@@ -1,0 +1,258 @@
+/**
+ * What every verb of the command line has in common: flags and their help, where output goes, how Ctrl-C ends it, and which
+ * exit code stands for what.
+ *
+ * @module
+ */
+import { existsSync } from 'node:fs';
+import { homedir } from 'node:os';
+import { join } from 'node:path';
+import { parseArgs } from 'node:util';
+import { toHex } from './bytes.ts';
+import { type Options, Signer, TechnocoreError } from './technocore-rpc.ts';
+
+/** Exit codes. Scripts may rely on them. */
+export const EXIT = {
+  ok: 0,
+  /** Anything that has no code of its own. */
+  failed: 1,
+  /** The arguments, before anything was done. */
+  usage: 2,
+  /** An answer came, and it is an error, a tool that failed, or a signature that does not verify. */
+  refused: 3,
+  /** No answer in time, or no service: to be tried again. */
+  noAnswer: 4,
+  /** Ctrl-C, before it was done. */
+  interrupted: 130,
+} as const;
+
+/** What is wrong with the arguments. */
+export class Usage extends Error {}
+
+/** One option. */
+export interface Flag {
+  /** In capitals of the help: what stands after it; a flag without takes nothing. */
+  value?: string;
+  about: string;
+  /** May be given several times. */
+  multiple?: true;
+  /** Not in the help. */
+  hidden?: true;
+}
+
+/** One verb. */
+export interface Command {
+  /** What stands after its name: `<room> [text]`. */
+  args: string;
+  about: string;
+  flags?: Record<string, Flag>;
+  /** Fewest and most words after the name; default: none. */
+  words?: readonly [least: number, most: number];
+  /** More about it, for its own help. */
+  more?: string;
+  /** @returns the exit code */
+  run(args: Args): Promise<number>;
+}
+
+/** Flags of whatever talks to a service. */
+export const SERVICE: Record<string, Flag> = {
+  base: { value: 'url', about: 'the service; default: $TECHNOCORE_URL, else https://technocore.chat' },
+};
+
+/** Flags of whatever signs. */
+export const KEY: Record<string, Flag> = {
+  dir: { value: 'directory', about: 'the key; default: the one of $SIGN_SEED, else of ~/.technocore' },
+};
+
+const ALL: Record<string, Flag> = {
+  json: { about: 'one JSON text a line instead of words, for scripts' },
+  help: { about: 'this' },
+};
+
+// --- arguments ---------------------------------------------------------------------------------------------------
+
+/** The arguments of one run, and what it may use to answer. */
+export class Args {
+  readonly words: string[];
+  readonly json: boolean;
+  readonly #values: Record<string, unknown>;
+  #interrupt: AbortController | undefined;
+
+  constructor(command: Command, args: string[]) {
+    const flags = { ...command.flags, ...ALL };
+    const options = Object.fromEntries(
+      Object.entries(flags).map(([name, { value, multiple }]) => [
+        name,
+        { type: value === undefined ? ('boolean' as const) : ('string' as const), multiple: multiple === true },
+      ]),
+    );
+    try {
+      const parsed = parseArgs({
+        args,
+        options: { ...options, help: { type: 'boolean', short: 'h' } },
+        allowPositionals: true,
+        strict: true,
+      });
+      this.#values = parsed.values;
+      this.words = parsed.positionals;
+    } catch (e) {
+      throw new Usage((e as Error).message);
+    }
+    this.json = this.has('json');
+    if (this.has('help')) return;
+    const [least, most] = command.words ?? [0, 0];
+    if (this.words.length < least) throw new Usage('too few arguments');
+    if (this.words.length > most) throw new Usage(`too many arguments: ${JSON.stringify(this.words[most])}`);
+  }
+
+  has(name: string): boolean {
+    return this.#values[name] === true;
+  }
+
+  text(name: string): string | undefined {
+    return this.#values[name] as string | undefined;
+  }
+
+  all(name: string): string[] {
+    return (this.#values[name] as string[] | undefined) ?? [];
+  }
+
+  /** @throws Usage not a number from `least` to `most` */
+  number(name: string, least: number, most: number, isWhole = true): number | undefined {
+    const text = this.text(name);
+    if (text === undefined) return undefined;
+    const n = Number(text);
+    if (text.trim() !== '' && n >= least && n <= most && (!isWhole || Number.isInteger(n))) return n;
+    throw new Usage(`--${name} takes ${least} to ${most}`);
+  }
+
+  /** Seconds on the command line, ms inside. */
+  ms(name: string): number | undefined {
+    const seconds = this.number(name, 0.001, 86_400, false);
+    return seconds === undefined ? undefined : seconds * 1000;
+  }
+
+  /** Aborts at Ctrl-C or SIGTERM, a second of which ends the process. Who asks for it ends in good order. */
+  get signal(): AbortSignal {
+    if (!this.#interrupt) {
+      const interrupt = new AbortController();
+      const onSignal = (name: NodeJS.Signals): void => {
+        if (interrupt.signal.aborted) process.exit(EXIT.interrupted);
+        interrupt.abort(new Error(name));
+      };
+      process.on('SIGINT', onSignal);
+      process.on('SIGTERM', onSignal);
+      this.#interrupt = interrupt;
+    }
+    return this.#interrupt.signal;
+  }
+
+  get isInterrupted(): boolean {
+    return this.#interrupt?.signal.aborted === true;
+  }
+
+  /** Options for the library. */
+  get service(): Options {
+    const base = this.text('base');
+    return { signal: this.signal, ...(base !== undefined && { base }) };
+  }
+
+  /** The key to sign with; one that has to be made first is news. */
+  async signer(): Promise<Signer> {
+    const dir = this.text('dir');
+    const seed = process.env['SIGN_SEED'];
+    if (dir === undefined && seed) return Signer.fromPassphrase(seed);
+    const isNew = !hasKey(dir);
+    const signer = await Signer.fromDir(dir);
+    if (isNew) tell(`a new key, ${signer.did}, in ${keyHome(dir)}`);
+    return signer;
+  }
+}
+
+/** The directory of a key. */
+export const keyHome = (dir: string | undefined): string => dir ?? join(homedir(), '.technocore');
+
+/** Whether a key directory holds a key. Looking makes none. */
+export const hasKey = (dir: string | undefined): boolean => existsSync(join(keyHome(dir), 'seed'));
+
+/** A mailbox of this key that nobody else can guess, the same in each run. */
+export const ownMailbox = (signer: Signer, purpose: string): string =>
+  `mb-p-${toHex(signer.derive(`mailbox/${purpose}`).subarray(0, 12))}`;
+
+// --- output ------------------------------------------------------------------------------------------------------
+
+export const print = (line: string): void => void process.stdout.write(`${line}\n`);
+/** What is no result: on stderr, so that the result can be piped. */
+export const tell = (line: string): void => void process.stderr.write(`${line}\n`);
+
+/** A stranger's text on one line of a terminal: no escape sequences, nothing that turns the direction of writing. */
+export const shown = (text: string): string => text.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu, ' ');
+
+/** A JSON value for people, or for scripts. Escaped beyond ASCII where it could do something to a terminal. */
+export function json(value: unknown, isCompact: boolean): string {
+  const text = JSON.stringify(value, null, isCompact ? undefined : 2) ?? 'null';
+  return text.replace(
+    /[\x7f-\x9f\p{Cf}\p{Zl}\p{Zp}]/gu,
+    (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, '0')}${lowHalf(found)}`,
+  );
+}
+
+const lowHalf = (found: string): string => (found.length > 1 ? `\\u${found.charCodeAt(1).toString(16)}` : '');
+
+/** Shows on a terminal, and nowhere else, that and how long something is waited for. */
+export async function waiting<T>(what: string, work: Promise<T>): Promise<T> {
+  const { stderr } = process;
+  if (!stderr.isTTY) return work;
+  const begun = performance.now();
+  const timer = setInterval(() => {
+    stderr.write(`\r\x1b[2K${what} … ${Math.round((performance.now() - begun) / 1000)} s`);
+  }, 1000);
+  try {
+    return await work;
+  } finally {
+    clearInterval(timer);
+    stderr.write('\r\x1b[2K');
+  }
+}
+
+/** What went wrong, in one line, and the code to exit with. */
+export function failure(e: unknown, isJson: boolean): number {
+  if (!TechnocoreError.is(e)) {
+    const message = (e as Error)?.message ?? String(e);
+    tell(isJson ? JSON.stringify({ code: 'failed', message }) : ((e as Error)?.stack ?? message));
+    return EXIT.failed;
+  }
+  const { code, message } = e;
+  const { rpc, reason, retryAfterMs } = e as { rpc?: object; reason?: string; retryAfterMs?: number };
+  tell(
+    isJson ? json({ code, message, reason, retryAfterMs, ...(rpc && { rpc }) }, true) : shown(`${code}: ${message}`),
+  );
+  if (code === 'rpc') return EXIT.refused;
+  return /^(call_timeout|unavailable|rate_limited)$/.test(code) ? EXIT.noAnswer : EXIT.failed;
+}
+
+// --- help --------------------------------------------------------------------------------------------------------
+
+const flagUsage = (name: string, { value }: Flag): string => `--${name}${value === undefined ? '' : ` <${value}>`}`;
+
+/** The help of one verb. */
+export function helpOf(name: string, { args, about, flags, more }: Command): string {
+  const all = Object.entries({ ...flags, ...ALL }).filter(([, flag]) => !flag.hidden);
+  const width = Math.max(...all.map(([flag, of]) => flagUsage(flag, of).length));
+  const lines = all.map(([flag, of]) => `  ${flagUsage(flag, of).padEnd(width)}  ${of.about}`);
+  const usage = `technocore-rpc ${name} ${args}`.trim();
+  return `Usage: ${usage} [options]\n\n${about}\n${more === undefined ? '' : `\n${more}\n`}\n${lines.join('\n')}`;
+}
+
+/** The help of all verbs. */
+export function overview(commands: Record<string, Command>): string {
+  const usages = Object.entries(commands).map(([name, { args, about }]) => [`${name} ${args}`.trim(), about] as const);
+  const width = Math.max(...usages.map(([usage]) => usage.length));
+  const lines = usages.map(([usage, about]) => `  ${usage.padEnd(width)}  ${about}`);
+  return `Usage: technocore-rpc <command> [options]
+
+${lines.join('\n')}
+
+Each command has its own --help. Exit codes: ${EXIT.ok} done, ${EXIT.failed} failed, ${EXIT.usage} wrong arguments, ${EXIT.refused} the answer is an
+error or a bad signature, ${EXIT.noAnswer} no answer in time or no service, ${EXIT.interrupted} interrupted before it was done.`;
+}

@@ -1,0 +1,76 @@
+/**
+ * The command line: what needs no service.
+ *
+ * @module
+ */
+import { fileURLToPath } from 'node:url';
+import { type Command, EXIT, print, Usage } from './cli-kit.ts';
+import { demo, parts } from './demo.ts';
+import { createLocalService, type Limits } from './local.ts';
+import { limitsOf } from './local-limits.ts';
+
+/** What nobody at a desk reaches. */
+const UNLIMITED: Partial<Limits> = { readsPerMinute: 1e9, writesPerMinute: 1e9, newRoomsPerDay: 1e9 };
+
+/** `name=number` of each --limit. */
+function limitsFrom(texts: string[]): Partial<Limits> {
+  const known = limitsOf('modern');
+  const limits: Record<string, number> = {};
+  for (const text of texts) {
+    const [name = '', value = ''] = text.split('=');
+    if (!Object.hasOwn(known, name)) throw new Usage(`--limit takes one of ${Object.keys(known).join(', ')}`);
+    if (!/^\d+(\.\d+)?$/.test(value)) throw new Usage(`--limit ${name}=<number>`);
+    limits[name] = Number(value);
+  }
+  return limits;
+}
+
+/** `demo` and `local`; the demo starts the program again for its parts. */
+export const localCommands: Record<string, Command> = {
+  demo: {
+    args: '',
+    about: 'two processes call each other through an embedded service',
+    words: [0, 2],
+    flags: { part: { value: 'name', about: '', hidden: true } },
+    async run(args) {
+      const part = args.text('part');
+      if (part === undefined) {
+        if (args.words.length > 0) throw new Usage('too many arguments');
+        const colour = process.stdout.isTTY === true && !process.env['NO_COLOR'];
+        const cli = fileURLToPath(new URL(import.meta.url.endsWith('.ts') ? './cli.ts' : './cli.js', import.meta.url));
+        return (await demo(cli, print, colour)) ? EXIT.ok : EXIT.failed;
+      }
+      const play = Object.hasOwn(parts, part) ? parts[part] : undefined;
+      if (!play || args.words.length !== 2) throw new Usage('the parts are played by the demo itself');
+      await play(args.words[0]!, args.words[1]!);
+      return EXIT.ok;
+    },
+  },
+  local: {
+    args: '',
+    about: 'an embedded service with the limits of the public one, until Ctrl-C',
+    flags: {
+      port: { value: 'port', about: 'default: a free one' },
+      host: { value: 'address', about: 'default: 127.0.0.1. Whoever reaches it can use it' },
+      profile: { value: 'modern|0.7', about: 'the release whose answers it gives; default: modern, the newest' },
+      unlimited: { about: 'no budgets of reads, writes and new rooms' },
+      limit: {
+        value: 'name=number',
+        about: 'one limit, as in Limits of technocore-rpc/local; repeatable',
+        multiple: true,
+      },
+    },
+    more: 'Prints its address; put it into TECHNOCORE_URL. It forgets everything when it ends.',
+    async run(args) {
+      const profile = args.text('profile') ?? 'modern';
+      if (profile !== 'modern' && profile !== '0.7') throw new Usage('--profile takes modern or 0.7');
+      const port = args.number('port', 0, 65_535) ?? 0;
+      const limits = { ...(args.has('unlimited') && UNLIMITED), ...limitsFrom(args.all('limit')) };
+      const { url, close } = await createLocalService({ profile, limits }).listen(port, args.text('host'));
+      print(args.json ? JSON.stringify({ url }) : url);
+      await new Promise((resolve) => args.signal.addEventListener('abort', resolve));
+      await close();
+      return EXIT.ok;
+    },
+  },
+};
