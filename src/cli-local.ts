@@ -37,7 +37,7 @@ export const localCommands: Record<string, Command> = {
       if (part === undefined) {
         if (args.words.length > 0) throw new Usage('too many arguments');
         const colour = process.stdout.isTTY === true && !process.env['NO_COLOR'];
-        const cli = fileURLToPath(new URL(import.meta.url.endsWith('.ts') ? './cli.ts' : './cli.js', import.meta.url));
+        const cli = fileURLToPath(new URL('./cli.js', import.meta.url));
         return (await demo(cli, print, colour)) ? EXIT.ok : EXIT.failed;
       }
       const play = Object.hasOwn(parts, part) ? parts[part] : undefined;
