@@ -403,7 +403,7 @@ async function* conversation(
       return item.message || isLast(item) ? 'done' : SILENCE_MS;
     };
     const options = { ...optionsOf(o, spelling), retry: 0, batch: false, signal: left.signal };
-    return converse(to, spelling.methods[verb], params, signer, options, take, STREAM_MS);
+    return converse(to, spelling.methods[verb], params, signer, options, { take, maxMs: STREAM_MS });
   }).finally(() => {
     isOver = true;
     wake?.();

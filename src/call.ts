@@ -68,6 +68,18 @@ const MAX_SPILLED_FRAMES = 4;
 /** What a conversation makes of a frame that reached it: the end, a sign of life (good for so many ms), or nothing of its own. */
 export type Taken = 'done' | 'alive' | number | undefined;
 
+/** @internal What {@link converse} needs beyond the request. */
+export interface Conversation {
+  /** Gets responses with the request's id, and every notification of the peer's; what it throws ends the call. */
+  take(frame: Member, kind: 'response' | 'notification'): Taken;
+  /** How long signs of life can extend the timeout, ms; default ten times as long. */
+  maxMs?: number | undefined;
+  /** Told the request's id just before it is written. */
+  begin?: (id: string) => void;
+  /** Told that it was written, or may have been. */
+  written?: () => void;
+}
+
 // --- the inbox ---------------------------------------------------------------------------------------------------
 
 /** One conversation as the inbox knows it. */
@@ -318,9 +330,6 @@ function addressed(params: Json | undefined, replyTo: string | undefined, spills
  * Sends a request and hands what the other side sends about it to `take`, until that says it is done.
  *
  * @internal
- * @param take gets responses with the request's id, and every notification of the peer's; what it throws ends the call
- * @param maxMs how long signs of life can extend the timeout, ms
- * @param begin told the request's id just before it is written
  * @throws as {@link call}
  */
 export async function converse(
@@ -329,9 +338,7 @@ export async function converse(
   params: Json | undefined,
   signer: Signer,
   o: CallOptions,
-  take: (frame: Member, kind: 'response' | 'notification') => Taken,
-  maxMs: number = (o.timeoutMs ?? 30_000) * 10,
-  begin?: (id: string) => void,
+  { take, maxMs = (o.timeoutMs ?? 30_000) * 10, begin, written }: Conversation,
 ): Promise<void> {
   const t = transportOf(o);
   const { clock } = t;
@@ -498,6 +505,7 @@ export async function converse(
         else if (attempt === 0 || stop.signal.aborted) throw cause;
         else t.onEvent({ kind: 'retry', room, id, cause, afterMs: interval });
       }
+      if (attempt === 0) written?.();
       if (attempt === retries) break;
       pause = new AbortController();
       if (lost) pause.abort();
@@ -567,11 +575,12 @@ export async function call<T = any>(
 ): Promise<T> {
   let result: Json | undefined;
   // Interfaces have no index signature, and are JSON all the same; what is not is refused when it is written.
-  await converse(to, method, params as Json | undefined, signer, o, (frame, kind) => {
+  const take: Conversation['take'] = (frame, kind) => {
     if (kind !== 'response') return undefined;
     result = resultOf(frame);
     return 'done';
-  });
+  };
+  await converse(to, method, params as Json | undefined, signer, o, { take });
   return result as T;
 }
 

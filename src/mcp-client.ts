@@ -25,9 +25,9 @@ import {
   peerOf,
   tagOf,
 } from './mcp-peer.ts';
+import { LOG_LEVEL, REQUEST_ID } from './notices.ts';
 import { compileForeignSchema, type Schema } from './schema.ts';
 import type { Signer } from './signer.ts';
-import { LOG_LEVEL, REQUEST_ID } from './toolcall.ts';
 import { type ElicitResult, isBlock, type LogLevel, type Tool, type ToolResult } from './tools.ts';
 
 /** Times that one call may be asked for input. */

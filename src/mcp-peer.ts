@@ -80,22 +80,17 @@ async function once(
   let answer: JsonObject | undefined;
   const options = first === undefined ? o : { ...o, id: first };
   try {
-    await converse(
-      to,
-      method,
-      params,
-      signer,
-      options,
-      (frame, kind) => {
+    await converse(to, method, params, signer, options, {
+      take(frame, kind) {
         if (kind === 'notification') return notice(frame, id);
         answer = frame;
         return 'done';
       },
-      holdMs,
-      (begun) => {
+      maxMs: holdMs,
+      begin(begun) {
         id = begun;
       },
-    );
+    });
   } catch (cause) {
     if (id !== '' && answer === undefined) cancelled(peer, id, cause);
     throw cause;

@@ -27,7 +27,8 @@ import {
 import { BadName, RpcError } from './errors.ts';
 import { encodeLong, isObject, type Json, MAX_TEXT } from './frames.ts';
 import { type Clock, systemClock } from './http.ts';
-import { Budget, CLIENT_CAPABILITIES, LEVELS, LOG_LEVEL, ToolCall } from './toolcall.ts';
+import { Budget, LEVELS, LOG_LEVEL } from './notices.ts';
+import { CLIENT_CAPABILITIES, ToolCall } from './toolcall.ts';
 import { failed, ServedTool, type Tool, type ToolHandler, type ToolOptions, type ToolResult } from './tools.ts';
 
 /** The revision of MCP spoken here, the only one. */
@@ -49,9 +50,10 @@ const MAX_ROUNDS = 10;
 /** How long the answer to a question may take, ms. */
 const STATE_TTL_MS = 1_800_000;
 /** How long a subscription lives, ms, because nobody sees a listener go. */
-const LISTEN_MS = 3_600_000;
-const MAX_LISTENERS = 256;
-const MAX_LISTENERS_PER_KEY = 4;
+export const LISTEN_MS = 3_600_000;
+export const MAX_LISTENERS = 256;
+export const MAX_LISTENERS_PER_KEY = 4;
+
 // --- tools -------------------------------------------------------------------------------------------------------
 
 /** A name that every host takes; others are called as they are. */
@@ -435,7 +437,8 @@ class McpLayer implements Layer {
 /** The layer for {@link createDispatcher}'s `layer` option: a server that speaks MCP though it has no tools yet. */
 export const mcpLayer: MakeLayer = (o) => new McpLayer(o);
 
-function isMcpId(id: unknown): id is string | number {
+/** @internal An id as MCP has them. */
+export function isMcpId(id: unknown): id is string | number {
   return typeof id === 'string' || Number.isSafeInteger(id);
 }
 
@@ -460,8 +463,13 @@ function isFilter(value: unknown): value is JsonObject {
   );
 }
 
-/** Checks what each request must say of itself, in the order in which errors take precedence. */
-function checkedMeta(method: string, meta: unknown, params: JsonObject): JsonObject {
+/**
+ * Checks what each request must say of itself, in the order in which errors take precedence.
+ *
+ * @internal
+ * @throws RpcError -32602, -32022
+ */
+export function checkedMeta(method: string, meta: unknown, params: JsonObject): JsonObject {
   const version = isObject(meta) ? meta[PROTOCOL_VERSION] : undefined;
   if (method === 'initialize' && typeof version !== 'string') {
     // The handshake of older revisions: its answer must name the versions served.

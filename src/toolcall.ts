@@ -3,57 +3,17 @@
  *
  * @module
  */
-import { badParams, Call, type DispatchContext, type JsonObject, rpcNotification, toJson } from './dispatch.ts';
+import { badParams, Call, type DispatchContext, type JsonObject, toJson } from './dispatch.ts';
 import { RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import type { Clock } from './http.ts';
+import { Notices } from './notices.ts';
 import { compileSchema } from './schema.ts';
-import type { LogLevel, ToolContext } from './tools.ts';
+import type { ToolContext } from './tools.ts';
 
 /** Members of `params._meta`. */
 export const CLIENT_CAPABILITIES = 'io.modelcontextprotocol/clientCapabilities';
-export const LOG_LEVEL = 'io.modelcontextprotocol/logLevel';
-/** Ties a notice to its request, since on a shared channel nothing else does. */
-export const REQUEST_ID = 'chat.technocore/requestId';
-
-export const LEVELS: readonly string[] = [
-  'debug',
-  'info',
-  'notice',
-  'warning',
-  'error',
-  'critical',
-  'alert',
-  'emergency',
-];
-
 const MISSING_CAPABILITY = -32021;
-/** Notices that may go out at once, and the time that brings one more, ms: each is a write. */
-const BURST = 10;
-const REFILL_MS = 1000;
-
-/** So many notices at once, then one each so often. */
-export class Budget {
-  readonly #clock: Clock;
-  #left = BURST;
-  #at: number;
-
-  constructor(clock: Clock) {
-    this.#clock = clock;
-    this.#at = clock.now();
-  }
-
-  /** 0: go ahead, it is counted. Else the ms to wait. */
-  take(): number {
-    const now = this.#clock.now();
-    this.#left = Math.min(BURST, this.#left + Math.max(0, now - this.#at) / REFILL_MS);
-    this.#at = now;
-    if (this.#left < 1) return (1 - this.#left) * REFILL_MS;
-    this.#left--;
-    return 0;
-  }
-}
-
 /** Something to ask the caller. */
 interface Question {
   readonly key: string;
@@ -86,11 +46,7 @@ export class ToolCall extends Call implements ToolContext {
   #cancelled: (() => void) | undefined;
   #abort: AbortController | undefined;
   #unfollow: (() => void) | undefined;
-  #budget: Budget | undefined;
-  #reported = Number.NEGATIVE_INFINITY;
-  #held: JsonObject | undefined;
-  #ended: AbortController | undefined;
-  #unlogged = 0;
+  #noticed: Notices | undefined;
 
   constructor(
     frame: JsonObject,
@@ -113,7 +69,7 @@ export class ToolCall extends Call implements ToolContext {
   cancel(reason: string | undefined): void {
     const controller = this.#controller();
     // First the end: what the tool does about the abort is its own affair.
-    this.#unlogged = 0;
+    this.#noticed?.end(true);
     this.end();
     controller.abort(new DOMException(reason ?? 'the caller cancelled the request', 'AbortError'));
     this.#cancelled?.();
@@ -137,64 +93,21 @@ export class ToolCall extends Call implements ToolContext {
   }
 
   override end(): void {
-    if (this.#unlogged > 0) this.#line('warning', `${this.#unlogged} more log lines are left out`, 'technocore-rpc');
+    this.#noticed?.end(false);
     super.end();
-    this.#unlogged = 0;
-    this.#held = undefined;
-    this.#ended?.abort();
     this.#unfollow?.();
   }
 
-  get progress(): ToolContext['progress'] {
-    return (done, total, message) => {
-      const progressToken = this.meta['progressToken'] as Json | undefined;
-      if (progressToken === undefined || !(done > this.#reported) || done === Number.POSITIVE_INFINITY) return;
-      this.#reported = done;
-      const params: JsonObject = { progressToken, progress: done, _meta: { [REQUEST_ID]: this.id as Json } };
-      if (total !== undefined) params['total'] = total;
-      if (message !== undefined) params['message'] = message;
-      const waiting = this.#held !== undefined;
-      this.#held = rpcNotification('notifications/progress', params);
-      if (!waiting) void this.#release();
-    };
+  get #notices(): Notices {
+    return (this.#noticed ??= new Notices(this.#server.clock, this.id as Json, this.meta, (frame) => this.emit(frame)));
   }
 
-  /** Sends the latest progress as soon as the budget allows. */
-  async #release(): Promise<void> {
-    this.#budget ??= new Budget(this.#server.clock);
-    for (let wait = this.#budget.take(); wait > 0; wait = this.#budget.take()) {
-      this.#ended ??= new AbortController();
-      try {
-        await this.#server.clock.sleep(wait, this.#ended.signal);
-      } catch {
-        return;
-      }
-    }
-    const held = this.#held;
-    this.#held = undefined;
-    if (held !== undefined) this.emit(held);
+  get progress(): ToolContext['progress'] {
+    return (done, total, message) => this.#notices.progress(done, total, message);
   }
 
   get log(): ToolContext['log'] {
-    return (level, data, logger) => {
-      const wanted = LEVELS.indexOf(this.meta[LOG_LEVEL] as string);
-      if (wanted < 0 || LEVELS.indexOf(level) < wanted) return;
-      this.#budget ??= new Budget(this.#server.clock);
-      if (this.#budget.take() > 0) this.#unlogged++;
-      else this.#line(level, data, logger);
-    };
-  }
-
-  #line(level: LogLevel, data: unknown, logger: string | undefined): void {
-    let json: Json;
-    try {
-      json = data === undefined ? null : toJson(data);
-    } catch {
-      json = String(data);
-    }
-    const params: JsonObject = { level, data: json, _meta: { [REQUEST_ID]: this.id as Json } };
-    if (logger !== undefined) params['logger'] = logger;
-    this.emit(rpcNotification('notifications/message', params));
+    return (level, data, logger) => this.#notices.log(level, data, logger);
   }
 
   get toolsChanged(): ToolContext['toolsChanged'] {

@@ -179,13 +179,22 @@ async function client() {
     const { id, method, params } = JSON.parse(String(init.body));
     const frames: any[] = [];
     const isStream = /Streaming|Subscribe/.test(method);
-    await converse(MAILBOX, method, params, signer(2), { ...w.o, replyTo: 'mb-p-caller' }, (answer, kind) => {
-      if (kind !== 'response') return undefined;
-      frames.push({ ...answer, id });
-      const { task, statusUpdate, message } = (answer['result'] ?? {}) as any;
-      const state: string = (statusUpdate ?? task)?.status.state ?? '';
-      return !isStream || answer['error'] || message || /_(COMP|FAIL|CANC|REJ|INP)/.test(state) ? 'done' : 'alive';
-    });
+    await converse(
+      MAILBOX,
+      method,
+      params,
+      signer(2),
+      { ...w.o, replyTo: 'mb-p-caller' },
+      {
+        take(answer, kind) {
+          if (kind !== 'response') return undefined;
+          frames.push({ ...answer, id });
+          const { task, statusUpdate, message } = (answer['result'] ?? {}) as any;
+          const state: string = (statusUpdate ?? task)?.status.state ?? '';
+          return !isStream || answer['error'] || message || /_(COMP|FAIL|CANC|REJ|INP)/.test(state) ? 'done' : 'alive';
+        },
+      },
+    );
     if (!isStream || frames[0].error) return Response.json(frames[0]);
     const text = frames.map((one) => `data: ${JSON.stringify(one)}\n\n`).join('');
     return new Response(text, { headers: { 'content-type': 'text/event-stream' } });

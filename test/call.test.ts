@@ -653,9 +653,11 @@ describe('channels', () => {
     user.abort('no');
     expect(await first).toBe('no');
     let news = 0;
-    const second = converse(slow, 'm', {}, client, o, (_frame, kind) => {
-      if (kind === 'notification') news++;
-      return kind === 'response' ? 'done' : undefined;
+    const second = converse(slow, 'm', {}, client, o, {
+      take(_frame, kind) {
+        if (kind === 'notification') news++;
+        return kind === 'response' ? 'done' : undefined;
+      },
     });
     await settled();
     gates[1]!();

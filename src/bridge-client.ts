@@ -1,0 +1,303 @@
+/**
+ * The asking end of the official MCP SDK over rooms: what its `Client` sends goes out as calls of ours, under ids of ours, so
+ * that any number of clients share one reply mailbox and one parked read; what comes back gets the client's own ids again.
+ *
+ * @module
+ */
+import { toBase64url } from './bytes.ts';
+import { type CallOptions, checkSigner, converse, notify, type Taken } from './call.ts';
+import { type Channel, checkMailbox, isChannel } from './channel.ts';
+import { classify, type Id, type JsonObject, resultOf, rpcError, rpcNotification, rpcResult } from './dispatch.ts';
+import { BadName, type RpcError, TechnocoreError } from './errors.ts';
+import { isObject, type Json } from './frames.ts';
+import { type Transport, transportOf } from './http.ts';
+import { SUBSCRIPTION_ID } from './mcp.ts';
+import { isDid } from './names.ts';
+import { LOG_LEVEL, REQUEST_ID } from './notices.ts';
+import type { Signer } from './signer.ts';
+
+/** Local, beside those that a server answers: whether the request was executed is not known; `data.reason` says why. */
+export const LOST = 1006;
+
+/** How long a request may stay unanswered, ms, if the client does not give up sooner. */
+const TIMEOUT_MS = 3_600_000;
+/** The same for a subscription. */
+const LISTEN_MS = 604_800_000;
+/** How long after the word that a subscription is torn down its answer may still come, ms. */
+const GRACE_MS = 2000;
+/** How long closing waits for the word to the server that nobody waits any more, ms. */
+const CLOSE_MS = 3000;
+/** Requests that the server is told of when a client closes; each is a write. */
+const MAX_TOLD = 8;
+
+/** Options of {@link RoomClientTransport}. */
+export interface RoomClientOptions extends Omit<CallOptions, 'id' | 'batch' | 'timeoutMs'> {
+  /** How long a request may wait, ms, if the client does not give up sooner; default an hour. */
+  timeoutMs?: number;
+}
+
+/** A request of the client's that is not answered. */
+interface Pending {
+  /** As the client named it. */
+  readonly id: Id;
+  /** Under which the server knows it; undefined until it is written. */
+  minted?: string;
+  /** What the server calls its progress, and what the client does. */
+  readonly token: string;
+  readonly ownToken: Json | undefined;
+  readonly logs: boolean;
+  readonly stop: AbortController;
+  written: boolean;
+  /** The word that it was torn down, kept for the case that no answer follows. */
+  torn?: JsonObject;
+}
+
+/** Runs a task in a turn of its own, behind all that is due already. */
+const nextTurn: (task: () => void) => void =
+  (globalThis as { setImmediate?: (task: () => void) => void }).setImmediate ?? ((task) => setTimeout(task, 0));
+
+/**
+ * A transport for the `Client` of the official MCP SDK, whose servers may be far away behind a room. The client must speak
+ * revision 2026-07-28: `versionNegotiation: { mode: { pin: '2026-07-28' } }`.
+ *
+ * A request that cannot be written rejects `send`, and so the client's request, with the error of ours that says why. One
+ * that was written and whose answer is lost (a gap in the reply room, no answer at all) gets an error answer with the code
+ * {@link LOST}; the client may ask again, which is a request of its own.
+ *
+ * @example
+ * ```ts
+ * const client = new Client({ name: 'me', version: '1' }, { versionNegotiation: { mode: { pin: '2026-07-28' } } });
+ * await client.connect(new RoomClientTransport('mb-p-server', signer, { replyTo: 'mb-p-me' }));
+ * console.log(await client.listTools());
+ * ```
+ */
+export class RoomClientTransport {
+  /** Told once that nothing comes any more. */
+  onclose?: (() => void) | undefined;
+  /** Told what went wrong on the way. */
+  onerror?: ((error: Error) => void) | undefined;
+  /** Told what comes from the server, one message a turn: of two in one turn the SDK would take the second first. */
+  onmessage?: ((message: any) => void) | undefined;
+
+  readonly #t: Transport;
+  readonly #to: string | Channel;
+  readonly #signer: Signer;
+  readonly #o: RoomClientOptions;
+  readonly #pending = new Map<string, Pending>();
+  readonly #inbound: JsonObject[] = [];
+  #state: 'new' | 'open' | 'closed' = 'new';
+
+  /**
+   * @param to the server's mailbox, its DID, or a channel
+   * @param o `replyTo`: our mailbox, not with a channel
+   * @throws BadName, BadKey no mailbox, no signer
+   */
+  constructor(to: string | Channel, signer: Signer, o: RoomClientOptions = {}) {
+    checkSigner(signer);
+    if (!isChannel(to)) {
+      if (!isDid(to)) checkMailbox(to);
+      if (o.replyTo === undefined) throw new BadName('undefined', 'a mailbox is called with replyTo, our own mailbox');
+      checkMailbox(o.replyTo);
+    }
+    this.#t = transportOf(o);
+    this.#to = to;
+    this.#signer = signer;
+    this.#o = o;
+  }
+
+  /** @throws TechnocoreError `started`: it was before */
+  async start(): Promise<void> {
+    if (this.#state !== 'new') throw new TechnocoreError('started', 'a transport is started once');
+    this.#o.signal?.throwIfAborted();
+    this.#state = 'open';
+    this.#o.signal?.addEventListener('abort', () => void this.close());
+  }
+
+  /**
+   * Sends a message of the client's; resolves once it is written.
+   *
+   * @throws TechnocoreError `closed`; `duplicate_id`: a request with that id waits; what {@link call} throws before the
+   *   request is written
+   */
+  async send(message: any): Promise<void> {
+    if (this.#state !== 'open') throw new TechnocoreError('closed', 'the transport is not open');
+    switch (classify(message)) {
+      case 'request':
+        return this.#ask(message);
+      case 'notification':
+        return this.#tell(message);
+      default:
+        throw new TechnocoreError('bad_frame', 'a client sends requests and notifications');
+    }
+  }
+
+  /** Gives up what is not answered, and tells the server so. Resolves when that is written, or could not be for long. */
+  async close(): Promise<void> {
+    if (this.#state === 'closed') return;
+    this.#state = 'closed';
+    const written = [...this.#pending.values()].filter((one) => one.written);
+    for (const one of this.#pending.values()) one.stop.abort(new TechnocoreError('closed', 'the transport was closed'));
+    const told = written.slice(-MAX_TOLD).map((one) => this.#cancel(one, 'the client is gone'));
+    this.#pending.clear();
+    const over = new AbortController();
+    await Promise.race([Promise.all(told), this.#t.clock.sleep(CLOSE_MS, over.signal).catch(() => {})]);
+    over.abort();
+    this.onclose?.();
+  }
+
+  #ask({ id, method, params }: { id: Id; method: string; params?: JsonObject }): Promise<void> {
+    const key = JSON.stringify(id);
+    if (this.#pending.has(key)) throw new TechnocoreError('duplicate_id', 'a request with this id still waits');
+    const given = isObject(params?.['_meta']) ? (params['_meta'] as JsonObject) : {};
+    const ownToken = given['progressToken'];
+    const one: Pending = {
+      id,
+      token: toBase64url(this.#t.random(9)),
+      ownToken,
+      logs: given[LOG_LEVEL] !== undefined,
+      stop: new AbortController(),
+      written: false,
+    };
+    this.#pending.set(key, one);
+    const _meta = { ...given, ...(ownToken !== undefined && { progressToken: one.token }) };
+    const isListening = method === 'subscriptions/listen';
+    const timeoutMs = isListening ? LISTEN_MS : (this.#o.timeoutMs ?? TIMEOUT_MS);
+    const o = { ...this.#o, signal: one.stop.signal, timeoutMs };
+    return new Promise((resolve, reject) => {
+      converse(this.#to, method, { ...params, _meta }, this.#signer, o, {
+        take: (frame, kind) => {
+          if (kind === 'notification') return this.#notice(one, frame);
+          this.#deliver(answerFor(one, frame));
+          return 'done';
+        },
+        begin: (minted) => {
+          one.minted = minted;
+        },
+        written: () => {
+          one.written = true;
+          resolve();
+        },
+      })
+        .catch((cause) => {
+          if (one.stop.signal.aborted) resolve();
+          else if (one.written) this.#lose(one, cause);
+          else reject(cause);
+        })
+        .finally(() => {
+          if (this.#pending.get(key) === one) this.#pending.delete(key);
+        });
+    });
+  }
+
+  /** What a notification means to one request. */
+  #notice(one: Pending, { method, params }: JsonObject): Taken {
+    if (!isObject(params)) return undefined;
+    const meta = isObject(params['_meta']) ? (params['_meta'] as JsonObject) : {};
+    const isOurs = meta[REQUEST_ID] === one.minted;
+    const _meta = isOurs ? { ...meta, [REQUEST_ID]: one.id } : meta;
+    const hand = (restored: JsonObject): Taken => {
+      const frame = rpcNotification(method as string, { ...params, ...restored } as Json);
+      if (method === 'notifications/cancelled') {
+        one.torn = frame;
+        return GRACE_MS;
+      }
+      this.#deliver(frame);
+      return 'alive';
+    };
+    switch (method) {
+      case 'notifications/progress':
+        if (params['progressToken'] !== one.token || one.ownToken === undefined) return undefined;
+        return hand({ progressToken: one.ownToken, _meta });
+      case 'notifications/message':
+        if (isOurs) return hand({ _meta });
+        // Of a server that does not say whose it is: for one of those who asked for such lines.
+        if (meta[REQUEST_ID] !== undefined || this.#firstWithLogs() !== one) return undefined;
+        return hand({});
+      case 'notifications/cancelled':
+        return params['requestId'] === one.minted ? hand({ requestId: one.id, _meta: tagged(meta, one) }) : undefined;
+      default:
+        return meta[SUBSCRIPTION_ID] === one.minted ? hand({ _meta: tagged(meta, one) }) : undefined;
+    }
+  }
+
+  #firstWithLogs(): Pending | undefined {
+    for (const one of this.#pending.values()) if (one.logs && one.written) return one;
+    return undefined;
+  }
+
+  async #tell({ method, params }: { method: string; params?: JsonObject }): Promise<void> {
+    if (method !== 'notifications/cancelled') return notify(this.#to, method, params, this.#signer, this.#o);
+    const key = JSON.stringify(params?.['requestId']);
+    const one = this.#pending.get(key);
+    if (!one) return;
+    this.#pending.delete(key);
+    one.stop.abort(new TechnocoreError('cancelled', 'the client cancelled the request'));
+    const reason = params?.['reason'];
+    // What waited to be written never will be, and there is nothing to call off.
+    if (one.written) await this.#cancel(one, typeof reason === 'string' ? reason.slice(0, 200) : undefined);
+  }
+
+  /** Tells the server that nobody waits for an answer. */
+  async #cancel({ minted }: Pending, reason: string | undefined): Promise<void> {
+    const { signal: _, ...o } = this.#o;
+    const params = { requestId: minted!, ...(reason !== undefined && { reason }) };
+    try {
+      await notify(this.#to, 'notifications/cancelled', params, this.#signer, o);
+    } catch (cause) {
+      this.#t.onEvent({ kind: 'uncancelled', id: minted, cause });
+    }
+  }
+
+  /** Ends a request whose answer will not come: the client can ask again, as a new request. */
+  #lose(one: Pending, cause: unknown): void {
+    if (one.torn) {
+      this.#deliver(one.torn);
+      return;
+    }
+    const { code: reason, message } = TechnocoreError.is(cause) ? cause : { code: 'failed', message: String(cause) };
+    this.onerror?.(cause instanceof Error ? cause : new Error(message));
+    this.#deliver(rpcError(one.id, LOST, `The answer is lost: ${message}`, { reason }));
+  }
+
+  #deliver(frame: JsonObject): void {
+    this.#inbound.push(frame);
+    if (this.#inbound.length === 1) nextTurn(this.#next);
+  }
+
+  readonly #next = (): void => {
+    const frame = this.#inbound.shift()!;
+    if (this.#inbound.length > 0) nextTurn(this.#next);
+    if (this.#state === 'closed') return;
+    try {
+      this.onmessage?.(frame);
+    } catch (cause) {
+      this.#t.onEvent({ kind: 'handler-error', method: frame['method'], error: cause });
+    }
+  };
+}
+
+/** `_meta` with the client's name of a subscription in place of ours. */
+function tagged(meta: JsonObject, { minted, id }: Pending): JsonObject {
+  return meta[SUBSCRIPTION_ID] === minted ? { ...meta, [SUBSCRIPTION_ID]: id } : meta;
+}
+
+/**
+ * The answer under the client's own id, and nothing but what an answer has.
+ *
+ * @throws TechnocoreError `bad_response`
+ */
+function answerFor(one: Pending, frame: JsonObject): JsonObject {
+  let result: Json;
+  try {
+    result = resultOf(frame);
+  } catch (cause) {
+    if (!TechnocoreError.is(cause) || cause.code !== 'rpc') throw cause;
+    const { code, message, data } = (cause as RpcError).rpc;
+    return rpcError(one.id, code, message, data as Json | undefined);
+  }
+  const meta = isObject(result) ? result['_meta'] : undefined;
+  return rpcResult(
+    one.id,
+    isObject(meta) ? { ...(result as JsonObject), _meta: tagged(meta as JsonObject, one) } : result,
+  );
+}

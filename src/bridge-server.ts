@@ -1,0 +1,414 @@
+/**
+ * The answering end of the official MCP SDK over rooms: requests that {@link serve} admitted go to the SDK's server under ids
+ * of ours, since two callers may use the same; its answers and notices get the caller's own ids again.
+ *
+ * @module
+ */
+import { checkSigner, REPLY_META } from './call.ts';
+import { type Channel, checkMailbox, isChannel } from './channel.ts';
+import {
+  classify,
+  type DispatchContext,
+  INTERNAL_ERROR,
+  INVALID_REQUEST,
+  type JsonObject,
+  type Layer,
+  rpcError,
+  rpcNotification,
+  rpcResult,
+} from './dispatch.ts';
+import { RpcError, TechnocoreError } from './errors.ts';
+import { isObject, type Json } from './frames.ts';
+import { type Clock, onAbort, type Transport, transportOf } from './http.ts';
+import {
+  checkedMeta,
+  isMcpId,
+  LISTEN_MS,
+  MAX_LISTENERS,
+  MAX_LISTENERS_PER_KEY,
+  SERVER_INFO,
+  SUBSCRIPTION_ID,
+} from './mcp.ts';
+import { LOG_LEVEL, Notices, REQUEST_ID } from './notices.ts';
+import { type ServeOptions, serve } from './serve.ts';
+import type { Signer } from './signer.ts';
+import { SPILL_META } from './spill.ts';
+import type { LogLevel } from './tools.ts';
+
+/** Member of `params._meta` that tells the server who calls: the DID that signed the request. */
+export const FROM_META = 'chat.technocore/from';
+
+/** Options of {@link RoomServerTransport}: those of {@link serve} that do not say what is served. */
+export interface RoomServerOptions
+  extends Omit<
+    ServeOptions,
+    'methods' | 'tools' | 'serverInfo' | 'instructions' | 'pageSize' | 'layer' | 'deadlineMs'
+  > {
+  /** How long the server may take to answer, ms; default 600,000. */
+  deadlineMs?: number;
+}
+
+/** Who calls, as the SDK's handlers see it: `clientId` is the DID that signed the request. There is no token. */
+export interface RoomAuthInfo {
+  token: string;
+  clientId: string;
+  scopes: string[];
+  extra: { room: string };
+}
+
+const DEADLINE_MS = 600_000;
+
+/**
+ * A transport for the servers of the official MCP SDK, or for whatever else takes and gives MCP messages: what is written
+ * into a mailbox, or comes over a channel, becomes messages of revision 2026-07-28. Who called stands in
+ * `params._meta["chat.technocore/from"]` and in `extra.authInfo.clientId`.
+ *
+ * Only requests with all that the revision demands of `_meta` reach the server, and of notifications only the cancelling of
+ * a caller's own request, so that no stranger can make it take a whole mailbox for an older revision.
+ *
+ * @example
+ * ```ts
+ * import { serveStdio } from '@modelcontextprotocol/server/stdio';
+ * const transport = new RoomServerTransport('mb-p-server', signer, { allow: (from) => friends.has(from) });
+ * serveStdio(() => makeServer(), { transport, legacy: 'reject' });
+ * ```
+ */
+export class RoomServerTransport {
+  /** Told once that nothing comes any more. */
+  onclose?: (() => void) | undefined;
+  /** Told what went wrong on the way. */
+  onerror?: ((error: Error) => void) | undefined;
+  /** Told what callers send. */
+  onmessage?: ((message: any, extra?: any) => void) | undefined;
+
+  readonly #mailbox: string | Channel;
+  readonly #signer: Signer;
+  readonly #o: RoomServerOptions;
+  readonly #layer: BridgeLayer;
+  readonly #stop = new AbortController();
+  #served: Promise<void> | undefined;
+  #closing: Promise<void> | undefined;
+
+  /**
+   * @param mailbox our mailbox, or a channel
+   * @throws BadName, BadKey no mailbox, no signer
+   */
+  constructor(mailbox: string | Channel, signer: Signer, o: RoomServerOptions = {}) {
+    checkSigner(signer);
+    if (!isChannel(mailbox)) checkMailbox(mailbox);
+    this.#mailbox = mailbox;
+    this.#signer = signer;
+    this.#o = o;
+    this.#layer = new BridgeLayer(transportOf(o), (message, extra) => this.onmessage?.(message, extra));
+  }
+
+  /**
+   * Begins to take requests.
+   *
+   * @throws TechnocoreError `started`: it was before; what {@link serve} throws while it begins
+   */
+  async start(): Promise<void> {
+    if (this.#served) throw new TechnocoreError('started', 'a transport is started once');
+    const { signal, onReady, deadlineMs = DEADLINE_MS, ...o } = this.#o;
+    const forget = onAbort(signal, () => void this.close());
+    let isReady = false;
+    await new Promise<void>((resolve, reject) => {
+      this.#served = serve(this.#mailbox, this.#signer, {
+        ...o,
+        deadlineMs,
+        layer: () => this.#layer,
+        tools: new Map(),
+        signal: this.#stop.signal,
+        onReady: () => {
+          isReady = true;
+          onReady?.();
+          resolve();
+        },
+      })
+        .catch((cause) => {
+          if (!isReady) throw cause;
+          this.onerror?.(cause instanceof Error ? cause : new Error(String(cause)));
+        })
+        .finally(forget);
+      this.#served.then(() => {
+        resolve();
+        // It ended by itself: nothing will come any more.
+        void this.close();
+      }, reject);
+    });
+  }
+
+  /**
+   * Takes what the server sends: answers and notices, each to whom it belongs. Resolves once it is handed on.
+   *
+   * @throws TechnocoreError `not_supported`: a request, which a server cannot send over a room
+   */
+  async send(message: any, o: { relatedRequestId?: string | number | undefined } = {}): Promise<void> {
+    if (classify(message) === 'request') {
+      throw new TechnocoreError('not_supported', 'a server asks its client within an answer (input_required)');
+    }
+    this.#layer.send(message, o.relatedRequestId);
+  }
+
+  /** Takes no more requests, and resolves when those that were begun are answered, by their deadlines at the latest. */
+  close(): Promise<void> {
+    return (this.#closing ??= (async () => {
+      this.#stop.abort(new TechnocoreError('closed', 'the transport was closed'));
+      await this.#served?.catch(() => {});
+      this.onclose?.();
+    })());
+  }
+}
+
+/** A request that the server has not answered. */
+interface Pending {
+  readonly from: string;
+  /** As the caller named it. */
+  readonly id: string | number;
+  readonly isListening: boolean;
+  readonly wantsLogs: boolean;
+  readonly context: DispatchContext;
+  readonly notices: Notices;
+  settle(answer: Json | undefined): void;
+}
+
+type Deliver = (message: JsonObject, extra: { authInfo: RoomAuthInfo }) => void;
+
+/** All of MCP as one server behind it answers. */
+class BridgeLayer implements Layer {
+  readonly #t: Transport;
+  readonly #clock: Clock;
+  readonly #deliver: Deliver;
+  /** By the id that the server knows. */
+  readonly #pending = new Map<number, Pending>();
+  /** The same by caller and the caller's id. */
+  readonly #inner = new Map<string, number>();
+  #count = 0;
+  #serverInfo: Json | undefined;
+
+  constructor(t: Transport, deliver: Deliver) {
+    this.#t = t;
+    this.#clock = t.clock;
+    this.#deliver = deliver;
+  }
+
+  owns(): boolean {
+    return true;
+  }
+
+  staysOpen({ method }: JsonObject): boolean {
+    return method === 'subscriptions/listen';
+  }
+
+  /** What only tells may be asked twice. */
+  idempotent({ method }: JsonObject): boolean {
+    return REPEATABLE.has(method as string);
+  }
+
+  cancels({ method, params }: JsonObject): string | number | undefined {
+    const { requestId } = method === 'notifications/cancelled' && isObject(params) ? params : {};
+    return isMcpId(requestId) ? requestId : undefined;
+  }
+
+  notification(frame: JsonObject, context: DispatchContext): void {
+    const requestId = this.cancels(frame);
+    const id = requestId === undefined ? undefined : this.#inner.get(keyOf(context, requestId));
+    if (id === undefined) return;
+    const { reason } = frame['params'] as JsonObject;
+    this.#callOff(id, typeof reason === 'string' ? reason.slice(0, 1000) : undefined);
+  }
+
+  request(frame: JsonObject, context: DispatchContext): Json | Promise<Json | undefined> {
+    const { id, method } = frame;
+    if (!isMcpId(id)) return rpcError(undefined, INVALID_REQUEST, 'Invalid Request: an id is a string or an integer');
+    try {
+      if (this.#inner.has(keyOf(context, id))) throw new RpcError(INVALID_REQUEST, 'Invalid Request: the id is in use');
+      const { _meta, ...params } = isObject(frame['params']) ? (frame['params'] as JsonObject) : {};
+      const meta = checkedMeta(method as string, _meta, params);
+      if (method === 'subscriptions/listen') this.#checkListeners(context);
+      return this.#pass(id, method as string, params, meta, context);
+    } catch (error) {
+      if (!(error instanceof RpcError)) throw error;
+      return rpcError(id, error.rpc.code, error.rpc.message, error.rpc.data as Json | undefined);
+    }
+  }
+
+  /** Ends subscriptions, which would go on for long. */
+  close(): void {
+    for (const [id, one] of this.#pending) if (one.isListening) this.#endListening(id, one);
+  }
+
+  /** Takes a message of the server's. */
+  send(message: JsonObject, related: string | number | undefined): void {
+    const kind = classify(message);
+    const one = kind === 'response' ? this.#pending.get(message['id'] as number) : undefined;
+    if (!one) {
+      const { method } = message;
+      if (kind !== 'notification' || !this.#notice(message, related)) {
+        this.#t.onEvent({ kind: 'skipped', method, reason: 'the server sent what is for nobody' });
+      }
+      return;
+    }
+    const { id: _, jsonrpc: __, ...answer } = message;
+    const result = answer['result'];
+    const meta = isObject(result) ? result['_meta'] : undefined;
+    if (isObject(meta)) {
+      this.#serverInfo = meta[SERVER_INFO] as Json | undefined;
+      if (SUBSCRIPTION_ID in meta) {
+        answer['result'] = { ...(result as JsonObject), _meta: { ...(meta as JsonObject), [SUBSCRIPTION_ID]: one.id } };
+      }
+    }
+    one.notices.end(false);
+    one.settle({ jsonrpc: '2.0', id: one.id, ...answer });
+  }
+
+  #checkListeners({ from }: DispatchContext): void {
+    const listening = [...this.#pending.values()].filter((one) => one.isListening);
+    const mine = listening.filter((one) => one.from === from).length;
+    if (listening.length >= MAX_LISTENERS || mine >= MAX_LISTENERS_PER_KEY) {
+      throw new RpcError(INTERNAL_ERROR, 'Too many subscriptions');
+    }
+  }
+
+  #pass(
+    outer: string | number,
+    method: string,
+    params: JsonObject,
+    given: JsonObject,
+    context: DispatchContext,
+  ): Promise<Json | undefined> {
+    const { from = '', room = '', emit, signal } = context;
+    const { [REPLY_META]: _, [SPILL_META]: __, ...meta } = given;
+    const id = ++this.#count;
+    const token = meta['progressToken'] !== undefined && { progressToken: id };
+    const key = keyOf(context, outer);
+    return new Promise((resolve) => {
+      const over = new AbortController();
+      const forget = onAbort(signal, () => this.#callOff(id, 'the time for it is over'));
+      const isListening = method === 'subscriptions/listen';
+      const one: Pending = {
+        from,
+        id: outer,
+        isListening,
+        wantsLogs: meta[LOG_LEVEL] !== undefined,
+        context,
+        notices: new Notices(this.#clock, outer, given, (frame) => emit?.(frame)),
+        settle: (answer) => {
+          forget();
+          over.abort();
+          this.#pending.delete(id);
+          this.#inner.delete(key);
+          resolve(answer);
+        },
+      };
+      this.#pending.set(id, one);
+      this.#inner.set(key, id);
+      if (isListening)
+        this.#clock.sleep(LISTEN_MS, over.signal).then(
+          () => this.#endListening(id, one),
+          () => {},
+        );
+      const authInfo: RoomAuthInfo = { token: '', clientId: from, scopes: [], extra: { room } };
+      const message = { ...params, _meta: { ...meta, ...token, [FROM_META]: from } };
+      try {
+        this.#deliver({ jsonrpc: '2.0', id, method, params: message }, { authInfo });
+      } catch (error) {
+        context.onError?.(error, method);
+        one.settle(rpcError(outer, INTERNAL_ERROR, 'Internal error'));
+      }
+    });
+  }
+
+  /** Nobody waits for a request any more: the server is told, and nothing goes back. */
+  #callOff(id: number, reason: string | undefined): void {
+    const one = this.#pending.get(id);
+    if (!one) return;
+    one.notices.end(true);
+    one.settle(undefined);
+    this.#tellCancelled(id, reason, one);
+  }
+
+  #tellCancelled(id: number, reason: string | undefined, { from, context }: Pending): void {
+    const params = { requestId: id, ...(reason !== undefined && { reason }) };
+    const authInfo: RoomAuthInfo = { token: '', clientId: from, scopes: [], extra: { room: context.room ?? '' } };
+    try {
+      this.#deliver(rpcNotification('notifications/cancelled', params), { authInfo });
+    } catch (error) {
+      context.onError?.(error, 'notifications/cancelled');
+    }
+  }
+
+  #endListening(id: number, one: Pending): void {
+    const tag = { [SUBSCRIPTION_ID]: one.id };
+    const reason = 'the subscription has ended';
+    one.context.emit?.(rpcNotification('notifications/cancelled', { requestId: one.id, reason, _meta: tag }));
+    const serverInfo = this.#serverInfo === undefined ? {} : { [SERVER_INFO]: this.#serverInfo };
+    one.settle(rpcResult(one.id, { resultType: 'complete', _meta: { ...tag, ...serverInfo } }));
+    this.#tellCancelled(id, reason, one);
+  }
+
+  /** Hands a notice of the server's to the caller whom it concerns. @returns whether there is one */
+  #notice(frame: JsonObject, related: string | number | undefined): boolean {
+    const params = isObject(frame['params']) ? (frame['params'] as JsonObject) : {};
+    const meta = isObject(params['_meta']) ? (params['_meta'] as JsonObject) : {};
+    switch (frame['method']) {
+      case 'notifications/progress': {
+        const { progressToken, progress, total, message } = params;
+        const one = this.#pending.get(progressToken as number);
+        one?.notices.progress(progress as number, numberIn(total), textIn(message));
+        return one !== undefined;
+      }
+      case 'notifications/message': {
+        const one = this.#loggedBy(meta[REQUEST_ID] ?? related);
+        one?.notices.log(params['level'] as LogLevel, params['data'], textIn(params['logger']));
+        return one !== undefined;
+      }
+      case 'notifications/cancelled': {
+        const one = this.#pending.get(params['requestId'] as number);
+        if (!one?.isListening) return false;
+        one.context.emit?.(renamed(frame, { ...params, requestId: one.id }, one));
+        one.settle(undefined);
+        return true;
+      }
+      default: {
+        const one = this.#pending.get(meta[SUBSCRIPTION_ID] as number);
+        if (!one?.isListening) return false;
+        one.context.emit?.(renamed(frame, params, one));
+        return true;
+      }
+    }
+  }
+
+  /** Whose log line it is: of the request that it names, or of the only caller who wants to hear any. */
+  #loggedBy(related: unknown): Pending | undefined {
+    if (related !== undefined) return this.#pending.get(related as number);
+    const wanting = [...this.#pending.values()].filter((one) => one.wantsLogs);
+    return wanting.every((one) => one.from === wanting[0]?.from) ? wanting[0] : undefined;
+  }
+}
+
+const REPEATABLE: ReadonlySet<string> = new Set([
+  'server/discover',
+  'tools/list',
+  'prompts/list',
+  'resources/list',
+  'resources/templates/list',
+  'completion/complete',
+  'subscriptions/listen',
+]);
+
+const numberIn = (value: unknown): number | undefined => (typeof value === 'number' ? value : undefined);
+const textIn = (value: unknown): string | undefined => (typeof value === 'string' ? value : undefined);
+
+/** A notice with the caller's name of the subscription that it belongs to. */
+function renamed({ method }: JsonObject, params: JsonObject, { id }: Pending): JsonObject {
+  const meta = params['_meta'];
+  const tag =
+    isObject(meta) && SUBSCRIPTION_ID in meta ? { _meta: { ...(meta as JsonObject), [SUBSCRIPTION_ID]: id } } : {};
+  return rpcNotification(method as string, { ...params, ...tag });
+}
+
+/** Ids of two callers, or of two types, never meet. */
+function keyOf({ from = '' }: DispatchContext, id: string | number): string {
+  return JSON.stringify([from, id]);
+}

@@ -1,0 +1,132 @@
+/**
+ * What a request tells its caller before it is answered: progress, of which the latest counts, and log lines, of which there
+ * are only so many, since each is a write.
+ *
+ * @module
+ */
+import { type JsonObject, rpcNotification, toJson } from './dispatch.ts';
+import type { Json } from './frames.ts';
+import type { Clock } from './http.ts';
+import type { LogLevel } from './tools.ts';
+
+/** Members of `params._meta`. */
+export const LOG_LEVEL = 'io.modelcontextprotocol/logLevel';
+/** Ties a notice to its request, since on a shared channel nothing else does. */
+export const REQUEST_ID = 'chat.technocore/requestId';
+
+export const LEVELS: readonly string[] = [
+  'debug',
+  'info',
+  'notice',
+  'warning',
+  'error',
+  'critical',
+  'alert',
+  'emergency',
+];
+
+/** Notices that may go out at once, and the time that brings one more, ms. */
+const BURST = 10;
+const REFILL_MS = 1000;
+
+/** So many notices at once, then one each so often. */
+export class Budget {
+  readonly #clock: Clock;
+  #left = BURST;
+  #at: number;
+
+  constructor(clock: Clock) {
+    this.#clock = clock;
+    this.#at = clock.now();
+  }
+
+  /** 0: go ahead, it is counted. Else the ms to wait. */
+  take(): number {
+    const now = this.#clock.now();
+    this.#left = Math.min(BURST, this.#left + Math.max(0, now - this.#at) / REFILL_MS);
+    this.#at = now;
+    if (this.#left < 1) return (1 - this.#left) * REFILL_MS;
+    this.#left--;
+    return 0;
+  }
+}
+
+/** The notices of one request. */
+export class Notices {
+  readonly #clock: Clock;
+  readonly #id: Json;
+  readonly #meta: Readonly<Record<string, unknown>>;
+  readonly #emit: (frame: JsonObject) => unknown;
+  readonly #budget: Budget;
+  #reported = Number.NEGATIVE_INFINITY;
+  #held: JsonObject | undefined;
+  #ended: AbortController | undefined;
+  #unlogged = 0;
+
+  /** @param meta of the request: whether it wants to hear of progress, and which log lines */
+  constructor(clock: Clock, id: Json, meta: Readonly<Record<string, unknown>>, emit: (frame: JsonObject) => unknown) {
+    this.#clock = clock;
+    this.#id = id;
+    this.#meta = meta;
+    this.#emit = emit;
+    this.#budget = new Budget(clock);
+  }
+
+  /** Counts only where it rises. */
+  progress(done: number, total?: number, message?: string): void {
+    const progressToken = this.#meta['progressToken'] as Json | undefined;
+    if (progressToken === undefined || !(done > this.#reported) || done === Number.POSITIVE_INFINITY) return;
+    this.#reported = done;
+    const params: JsonObject = { progressToken, progress: done, _meta: { [REQUEST_ID]: this.#id } };
+    if (total !== undefined) params['total'] = total;
+    if (message !== undefined) params['message'] = message;
+    const waiting = this.#held !== undefined;
+    this.#held = rpcNotification('notifications/progress', params);
+    if (!waiting) void this.#release();
+  }
+
+  /** Sends the latest progress as soon as the budget allows. */
+  async #release(): Promise<void> {
+    for (let wait = this.#budget.take(); wait > 0; wait = this.#budget.take()) {
+      this.#ended ??= new AbortController();
+      try {
+        await this.#clock.sleep(wait, this.#ended.signal);
+      } catch {
+        return;
+      }
+    }
+    const held = this.#held;
+    this.#held = undefined;
+    if (held !== undefined) this.#emit(held);
+  }
+
+  log(level: LogLevel, data: unknown, logger?: string): void {
+    const wanted = LEVELS.indexOf(this.#meta[LOG_LEVEL] as string);
+    if (wanted < 0 || LEVELS.indexOf(level) < wanted) return;
+    if (this.#budget.take() > 0) this.#unlogged++;
+    else this.#line(level, data, logger);
+  }
+
+  #line(level: LogLevel, data: unknown, logger: string | undefined): void {
+    let json: Json;
+    try {
+      json = data === undefined ? null : toJson(data);
+    } catch {
+      json = String(data);
+    }
+    const params: JsonObject = { level, data: json, _meta: { [REQUEST_ID]: this.#id } };
+    if (logger !== undefined) params['logger'] = logger;
+    this.#emit(rpcNotification('notifications/message', params));
+  }
+
+  /** @param isCancelled whether nobody wants to know what was left out */
+  end(isCancelled: boolean): void {
+    const unlogged = this.#unlogged;
+    this.#unlogged = 0;
+    if (unlogged > 0 && !isCancelled) {
+      this.#line('warning', `${unlogged} more log lines are left out`, 'technocore-rpc');
+    }
+    this.#held = undefined;
+    this.#ended?.abort();
+  }
+}
