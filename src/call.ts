@@ -144,7 +144,7 @@ class Inbox {
         this.#session = undefined;
         for (const waiting of [...this.#waiting.values()]) waiting.fail(cause);
       },
-      expects: () => this.#waiting.size,
+      expects: () => this.#users,
     };
     const ready = channel.listen(listener, stop.signal);
     session = {

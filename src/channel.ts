@@ -9,7 +9,7 @@ import { type Feed, feedOf, type Listener } from './feed.ts';
 import { isObject } from './frames.ts';
 import { Joint, retrying, sharedOf, type Transport } from './http.ts';
 import { isName, roomClasses } from './names.ts';
-import { PATIENCE_MS, readView, type SigningKey, saySigned } from './rooms.ts';
+import { PATIENCE_MS, placeOf, readView, type SigningKey, saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
 import { type Spill, spillOf } from './spill.ts';
 
@@ -116,13 +116,16 @@ async function writtenLine(t: Transport, room: string, key: SigningKey, signal: 
   const at = t.clock.now();
   const view = await retrying(t, at + PATIENCE_MS, () => readView(t, room, { limit: IN_SIGHT }, signal), signal);
   const ours = view.messages.filter((m) => m.from === key.did).at(-1);
-  if (ours && !roomClasses(room).e) return { seq: ours.seq, at };
-  return freshLine(t, room, key, signal);
+  if (!ours || roomClasses(room).e) return freshLine(t, room, key, signal);
+  feedOf(t, room).sawEnd(placeOf(view));
+  return { seq: ours.seq, at };
 }
 
 async function freshLine(t: Transport, room: string, key: SigningKey, signal?: AbortSignal): Promise<Line> {
   const at = t.clock.now();
-  return { seq: (await saySigned(t, key, room, 'mailbox opened', signal)).seq, at };
+  const { seq, place } = await saySigned(t, key, room, 'mailbox opened', signal);
+  if (place) feedOf(t, room).sawEnd(place);
+  return { seq, at };
 }
 
 /**

@@ -79,9 +79,15 @@ class Gathering {
   #want = 1;
   /** How far apart the messages of this burst come, ms. */
   #apart = 0;
+  #isMeasured = false;
   #isOn = false;
   #wasShort = false;
   #pauseMs = 0;
+
+  /** The pause before the first read, ms: where so many answers are due, the very first is not worth one. */
+  firstMs(expected: number): number {
+    return expected >= MANY ? Math.min(expected * APART_MS, PAUSE_MS) : 0;
+  }
 
   /**
    * The pause before the next read, ms.
@@ -92,11 +98,12 @@ class Gathering {
    */
   pauseMs(messages: Message[], took: number, expected: number): number {
     const came = messages.length;
-    const span = Date.parse(messages.at(-1)!.ts) - Date.parse(messages[0]!.ts);
-    if (came >= 3 && span >= 0) this.#apart = span / (came - 1);
-    else if (this.#pauseMs === 0) this.#apart = took / came;
+    if (came >= 3 || this.#pauseMs === 0) {
+      this.#isMeasured = came >= 3;
+      this.#apart = this.#isMeasured ? medianGap(messages) : took / came;
+    }
     this.#isOn = expected >= (this.#want > 1 ? 2 : FEW);
-    const isShort = came <= this.#want / 2;
+    const isShort = this.#pauseMs > 0 && came <= this.#want / 2;
     if (!this.#isOn) this.#want = 1;
     // Of answers it is known how many come; of requests only that there are ever more.
     else if (came >= this.#want) this.#want = Math.min(Number.isFinite(expected) ? expected : 16 * came, MAX_GATHERED);
@@ -104,7 +111,11 @@ class Gathering {
     else if (isShort && this.#wasShort) this.#want = came;
     this.#wasShort = isShort && !this.#wasShort;
     const gathered = Math.min(this.#want, expected);
-    this.#pauseMs = gathered > 1 && this.#apart < FAR_MS ? Math.min(gathered * this.#apart, MAX_PAUSE_MS) : 0;
+    const wholeMs = gathered * this.#apart * MARGIN;
+    // A burst that is known to take long anyway bears longer pauses.
+    const mostMs = this.#isMeasured ? Math.max(PAUSE_MS, Math.min(wholeMs / 4, MAX_PAUSE_MS)) : PAUSE_MS;
+    const farMs = this.#isMeasured ? mostMs / WORTH : FAR_MS;
+    this.#pauseMs = gathered > 1 && this.#apart < farMs ? Math.min(wholeMs, mostMs) : 0;
     return this.#pauseMs;
   }
 
@@ -116,12 +127,27 @@ class Gathering {
 
 /** Messages for which no read is saved. */
 const FEW = 5;
+/** A pause that is a little too long costs less than a read for the few that it missed. */
+const MARGIN = 1.25;
+/** So many calls at once are a burst before the first answer comes; how far apart answers are until it is known, ms. */
+const MANY = 16;
+const APART_MS = 4;
 /** Most messages that a pause between two reads is meant to gather. */
-const MAX_GATHERED = 48;
-/** Messages further apart are not waited for, ms: they would keep the first ones too long. */
+const MAX_GATHERED = 64;
+/** Longest pause of a burst that is soon over, and of any, ms. */
+const PAUSE_MS = 250;
+const MAX_PAUSE_MS = 1000;
+/** Two messages so far apart are no burst, ms. */
 const FAR_MS = 30;
-/** Longest such pause, ms. */
-const MAX_PAUSE_MS = 250;
+/** Messages that a pause must be likely to gather; fewer would not make up for its keeping the first one waiting. */
+const WORTH = 4;
+
+/** The time between two messages, as it mostly is, ms: where both sides gather, they come in heaps. */
+function medianGap(messages: Message[]): number {
+  const times = messages.map(({ ts }) => Date.parse(ts));
+  const gaps = times.slice(1).map((ms, i) => Math.max(ms - times[i]!, 0));
+  return gaps.sort((a, b) => a - b)[gaps.length >> 1]! || 0;
+}
 
 /** How to listen to a feed. */
 export interface Listening {
@@ -208,6 +234,13 @@ export class Feed {
     return leave;
   }
 
+  /** The end of the room was seen just now: who begins to listen need not look for it. */
+  sawEnd(place: Place): void {
+    if (this.#loop || this.#starting || this.#cursor.since !== undefined) return;
+    this.#cursor.place = place;
+    this.#idleSince = this.#t.clock.now();
+  }
+
   /** Something was written just now whose answer will come here: look when it can be there. */
   nudge(): void {
     const loop = this.#loop;
@@ -285,6 +318,7 @@ export class Feed {
       return this.#read(waitMs, signal);
     };
     try {
+      await clock.sleep(this.#gathering.firstMs(this.#expected()), signal);
       for await (const pauseMs of poll(this.#t, step, { signal })) if (pauseMs > 0) await clock.sleep(pauseMs, signal);
     } catch (cause) {
       if (signal.aborted) return;

@@ -18,6 +18,8 @@ import type { Signer } from './signer.ts';
 
 /** Time between two notes, ms: a three-hundredth of the write budget. */
 const PERIOD_MS = 600_000;
+/** How long after its begin a server looks whether its mailbox is to be kept alive, ms. */
+const SETTLE_MS = 10_000;
 /** How long a note says that its server is there, ms. */
 const VALID_MS = 3 * PERIOD_MS;
 /** How long before its time is up a call looks for the note of its server, ms. */
@@ -158,16 +160,21 @@ export async function attend(
   served.set(mailbox, (served.get(mailbox) ?? 0) + 1);
   let told = false;
   try {
-    const { messages } = await readView(t, mailbox, { limit: 2 }, signal).catch(() => ({ messages: [] }));
-    signal.throwIfAborted();
-    let isSingle = messages.length < 2;
-    const age = t.clock.now() - Date.parse(messages.at(-1)?.ts ?? '');
-    let idle = Math.max(0, age || 0);
+    let isSingle = true;
+    let idle: number | undefined;
     for (;;) {
       await whenSpare(t, signal);
       if (presence) {
         told = true;
         await attempt(tell(VALID_MS, signal));
+      }
+      if (idle === undefined) {
+        // What is asked as soon as a server is there comes before what can wait.
+        await t.clock.sleep(SETTLE_MS, signal);
+        const { messages } = await readView(t, mailbox, { limit: 2 }, signal).catch(() => ({ messages: [] }));
+        signal.throwIfAborted();
+        isSingle = messages.length < 2;
+        idle = Math.max(0, t.clock.now() - Date.parse(messages.at(-1)?.ts ?? '') || 0);
       }
       const isDue = idle >= (isSingle ? SINGLE_IDLE_MS : IDLE_MS);
       if (heard() || (isDue && (await attempt(saySigned(t, signer, mailbox, 'mailbox kept', signal))))) {

@@ -83,6 +83,12 @@ export interface Place {
   mark?: string;
 }
 
+/** The place behind one of the messages of a view, the last one by default. */
+export function placeOf({ lastSeq, generation, messages }: RoomView, since: number = lastSeq): Place {
+  const mark = messages.find(({ seq }) => seq === since)?.ts;
+  return { since, ...(generation !== undefined && { generation }), ...(mark !== undefined && { mark }) };
+}
+
 /** Keeps the place of a reader over restarts. */
 export interface CursorStore {
   load(room: string): Place | undefined | Promise<Place | undefined>;
@@ -393,6 +399,8 @@ export interface Landed {
   nonce: string;
   /** True when nobody else's message stands in the room: it is new, or was never used. */
   alone?: boolean;
+  /** The place behind the message, where the answer showed it. */
+  place?: Place;
 }
 
 /**
@@ -474,9 +482,10 @@ async function deliver(
     }
     try {
       const view = await send(t, room, write, deadline, signal);
-      const { messages } = view;
+      const { messages, posted } = view;
       // As many as the answer to a write shows may not be all.
-      return { seq: view.posted!, nonce, alone: messages.length < SHOWN && messages.every(({ from }) => from === did) };
+      const alone = messages.length < SHOWN && messages.every(({ from }) => from === did);
+      return { seq: posted!, nonce, alone, place: placeOf(view, posted!) };
     } catch (e) {
       cause = e;
     }

@@ -197,9 +197,10 @@ class Server implements Listener {
     let leave: (() => void) | undefined;
     const over = new AbortController();
     try {
+      // Whoever sees that the server is ready finds it attended.
+      if (!this.#channel) this.#track(this.#attend(over.signal));
       leave = await this.#listen(signal);
       void this.#passTime(over.signal);
-      if (!this.#channel) this.#track(this.#attend(over.signal));
       this.#share?.run(this.#sharing.signal).catch((cause) => {
         if (!this.#sharing.signal.aborted) this.#ended?.(cause);
       });

@@ -1,10 +1,12 @@
 import { describe, expect, it } from 'vitest';
 import { Budget } from '../src/budget.ts';
 import { type CallOptions, call } from '../src/call.ts';
+import type { Handler } from '../src/dispatch.ts';
 import { RateLimited } from '../src/errors.ts';
 import type { Options } from '../src/http.ts';
+import { createLocalService } from '../src/local.ts';
 import { type ServeOptions, serve } from '../src/serve.ts';
-import { run, signer, type World, world } from './support.ts';
+import { FREE, run, signer, type World, world } from './support.ts';
 import { VirtualClock } from './virtual-clock.ts';
 
 const MAILBOX = 'mb-p-budget-callee';
@@ -96,18 +98,41 @@ describe('a burst without limits', () => {
         };
         const stop = await served(w, far('there'));
         const o = { ...far('here'), timeoutMs: 120_000 };
-        // One before, so that the second burst finds everything as it is for long.
-        for (const n of [1, count]) {
+        // The first one, which has all to find out, and one that finds everything as it is for long.
+        for (let i = 0; i < 2; i++) {
           requests = 0;
-          const outcomes = await burst(w, o, n);
+          const outcomes = await burst(w, o, count);
           expect(outcomes.filter(({ n, answer }) => answer !== 2 * n)).toEqual([]);
+          expect(requests / count).toBeLessThanOrEqual(2.15);
         }
-        expect(requests / count).toBeLessThanOrEqual(2.15);
         expect(w.service.stats.parkedMost).toBeLessThanOrEqual(4);
         await stop();
       });
     }
   }
+});
+
+describe('a burst between two programs, over HTTP', () => {
+  it('shares its reads, with one parked a side', async () => {
+    const service = createLocalService({ limits: FREE });
+    const { url, close } = await service.listen();
+    const stop = new AbortController();
+    const methods = new Map<string, Handler>([['double', ({ n }) => 2 * n]]);
+    let over: Promise<void> | undefined;
+    await new Promise<void>((onReady) => {
+      over = serve(MAILBOX, callee, { base: url, methods, signal: stop.signal, onReady });
+    });
+    const before = service.stats.reads + service.stats.writes;
+    const o = { base: url, replyTo: REPLY, peer: callee.did, timeoutMs: 120_000 };
+    const calls = Array.from({ length: 64 }, (_, n) => call(MAILBOX, 'double', { n }, caller, o));
+    expect(await Promise.all(calls)).toEqual(calls.map((_, n) => 2 * n));
+    // A read for each message would make it 4; how near to 2 it gets is for a benchmark, since it depends on the machine.
+    expect((service.stats.reads + service.stats.writes - before) / 64).toBeLessThan(3);
+    expect(service.stats.parkedMost).toBeLessThanOrEqual(2);
+    stop.abort();
+    await over;
+    await close();
+  });
 });
 
 describe('the projection of a turn', () => {

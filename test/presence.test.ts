@@ -249,12 +249,12 @@ describe.each(PROFILES)('a mailbox that nobody writes to (%s)', (profile) => {
     expect(w.clock.sleepers).toBe(0);
   });
 
-  it('gets it at once when an earlier server left it alone for long', async () => {
+  it('gets it soon when an earlier server left it alone for long', async () => {
     const w = world(profile);
     await w.run(callee.say(MAILBOX, 'mailbox opened', w.o));
     await w.clock.advance(20 * HOUR);
     const server = await served(w, { presence: false });
-    await w.clock.advance(1000);
+    await w.clock.advance(11_000);
     expect(await alive(w, MAILBOX)).toBe(2);
     await server.stop();
   });
