@@ -17,7 +17,7 @@ import {
   type Handler,
 } from './dispatch.ts';
 import { isObject, type Json } from './frames.ts';
-import { transportOf } from './http.ts';
+import { Joint, sharedOf, type Transport, transportOf } from './http.ts';
 import { defineTool, mcpLayer, toolsChanged } from './mcp.ts';
 import { explain, type Message } from './messages.ts';
 import { verify } from './names.ts';
@@ -46,25 +46,51 @@ export interface Census {
  */
 async function census(params: unknown, context?: CallContext): Promise<Census> {
   const list = isObject(params) ? params['list'] : undefined;
-  if (list !== undefined && !(Number.isInteger(list) && (list as number) >= 1 && (list as number) <= 50)) {
+  if (list !== undefined && !(Number.isInteger(list) && (list as number) >= 1 && (list as number) <= MAX_LISTED)) {
     throw badParams('list is a number from 1 to 50');
   }
-  const t = transportOf(context?.service);
-  const { text } = await ask(t, {
-    path: `/rooms?format=json&limit=${list ?? 1}`,
-    bucket: 'read',
-    ...(context && { signal: context.signal }),
-  });
+  const seen = await listing(transportOf(context?.service), list === undefined ? 1 : MAX_LISTED, context?.signal);
+  const { listed, ...counts } = seen;
+  return list === undefined ? counts : { ...counts, listed: listed!.slice(0, list as number) };
+}
+
+const LISTINGS = {};
+/** Most rooms that are named. */
+const MAX_LISTED = 50;
+/** How long what was read is good for other callers, ms: the service itself may show what it counted three seconds ago. */
+const LISTING_MS = 3000;
+
+interface Listing {
+  readonly at: number;
+  readonly reading: Joint<Census>;
+  census?: Census;
+}
+
+/** How full the service is, with some of its rooms: however many ask, it is read once in a while. */
+async function listing(t: Transport, limit: number, signal: AbortSignal | undefined): Promise<Census> {
+  const known = sharedOf(t, LISTINGS, () => new Map<number, Listing>());
+  const now = t.clock.now();
+  let entry = known.get(limit);
+  if (!entry || Math.abs(now - entry.at) >= LISTING_MS || (!entry.census && entry.reading.isOff)) {
+    const reading = new Joint(async (off) => {
+      const census = await readListing(t, limit, off);
+      made.census = census;
+      return census;
+    });
+    const made: Listing = { at: now, reading };
+    known.set(limit, (entry = made));
+  }
+  return entry.census ?? entry.reading.join(signal);
+}
+
+async function readListing(t: Transport, limit: number, signal: AbortSignal): Promise<Census> {
+  const { text } = await ask(t, { path: `/rooms?format=json&limit=${limit}`, bucket: 'read', signal });
   const seen = JSON.parse(text);
-  const counts: Census = {
+  return {
     at: new Date(t.clock.now()).toISOString(),
     rooms: { total: Number(seen.total), capacity: Number(seen.capacity) },
     notes: { total: Number(seen.notes.total), capacity: Number(seen.notes.capacity) },
     bytes: { used: Number(seen.bytes), capacity: Number(seen.bytes_capacity) },
-  };
-  if (list === undefined) return counts;
-  return {
-    ...counts,
     listed: seen.rooms.map(({ room, topic }: { room: string; topic: string | null }) => ({ room, topic })),
   };
 }
@@ -120,7 +146,9 @@ function builtinTools(): Map<string, Tool> {
         'How full the service is: rooms, notes and bytes; with `list`, the rooms written last.',
         {
           type: 'object',
-          properties: { list: { type: 'integer', minimum: 1, maximum: 50, description: 'How many rooms to name' } },
+          properties: {
+            list: { type: 'integer', minimum: 1, maximum: MAX_LISTED, description: 'How many rooms to name' },
+          },
           additionalProperties: false,
         },
         census,

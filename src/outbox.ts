@@ -8,6 +8,7 @@ import { TechnocoreError } from './errors.ts';
 import { MAX_TEXT } from './frames.ts';
 import { budgetOf, randomFloat, type Transport } from './http.ts';
 import { type SigningKey, saySigned } from './rooms.ts';
+import { type Regulars, Turns } from './turns.ts';
 
 interface Waiting {
   /** Of which one write is under way at a time: a room, or a note. */
@@ -58,19 +59,19 @@ const MAX_WAITING = 4096;
 export class Outbox {
   readonly #t: Transport;
   readonly #write: (room: string, text: string) => Promise<unknown>;
-  /** Queues by key; the first key is next. */
-  readonly #queues = new Map<string, Waiting[]>();
+  readonly #turns: Turns<Waiting>;
   readonly #lanes = new Set<string>();
-  #waiting = 0;
 
-  constructor(t: Transport, write: (room: string, text: string) => Promise<unknown>) {
+  /** @param regulars who is not to wait for newcomers */
+  constructor(t: Transport, write: (room: string, text: string) => Promise<unknown>, regulars?: Regulars) {
     this.#t = t;
     this.#write = write;
+    this.#turns = new Turns(MAX_WAITING, MAX_OF_KEY, regulars);
   }
 
   /** How many answers to a key wait. */
   waitingFor(from: string): number {
-    return this.#queues.get(from)?.length ?? 0;
+    return this.#turns.waitingFor(from);
   }
 
   /**
@@ -80,25 +81,21 @@ export class Outbox {
    * @throws what the write throws
    */
   send(from: string, room: string, text: string): Promise<void> {
-    return this.run(from, room, () => this.#write(room, text));
+    return this.run(from, room, room, () => this.#write(room, text));
   }
 
   /**
    * Runs another write that an answer to `from` needs, when it is its turn.
    *
+   * @param room that the answer goes to
    * @param lane of which no two are to be under way
    * @throws as {@link send}
    */
-  run(from: string, lane: string, write: () => Promise<unknown>): Promise<void> {
+  run(from: string, room: string, lane: string, write: () => Promise<unknown>): Promise<void> {
     return new Promise((resolve, reject) => {
-      const queue = this.#queues.get(from) ?? [];
-      if (queue.length >= MAX_OF_KEY || this.#waiting >= MAX_WAITING) {
-        reject(new TechnocoreError('outbox_full', 'more answers wait than can be written'));
-        return;
-      }
-      queue.push({ lane, write, resolve, reject });
-      this.#queues.set(from, queue);
-      this.#waiting++;
+      this.#turns
+        .push(from, { lane, write, resolve, reject }, room)
+        ?.reject(new TechnocoreError('outbox_full', 'more answers wait than can be written'));
       this.#next();
     });
   }
@@ -107,14 +104,8 @@ export class Outbox {
     while (this.#lanes.size < MAX_WRITING) {
       // Whoever asks the budget early holds a turn that another key may deserve more.
       if (this.#lanes.size > 0 && budgetOf(this.#t, 'write').delayMs(2) > 0) return;
-      const turn = [...this.#queues].find(([, queue]) => !this.#lanes.has(queue[0]!.lane));
-      if (!turn) return;
-      const [from, queue] = turn;
-      const one = queue.shift()!;
-      this.#queues.delete(from);
-      // Behind all others.
-      if (queue.length > 0) this.#queues.set(from, queue);
-      this.#waiting--;
+      const [, one] = this.#turns.next((_, { lane }) => !this.#lanes.has(lane)) ?? [];
+      if (!one) return;
       this.#lanes.add(one.lane);
       one
         .write()

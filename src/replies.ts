@@ -5,10 +5,13 @@
  * @module
  */
 import { isMailbox } from './channel.ts';
-import { retrying, type Transport } from './http.ts';
+import { TechnocoreError } from './errors.ts';
+import { retrying, type Transport, within } from './http.ts';
 import { resolveIdentity } from './identity.ts';
 import { Lanes } from './nonces.ts';
-import { PATIENCE_MS, readView } from './rooms.ts';
+import { readView } from './rooms.ts';
+import type { Regulars } from './turns.ts';
+import { Workers } from './workers.ts';
 
 /** Bounds on answers that may hit somebody who did not ask. */
 export interface ReplyLimits {
@@ -35,6 +38,14 @@ export function remember<K, V>(map: Map<K, V>, key: K, value: V, max: number = M
   if (map.size > max) map.delete(map.keys().next().value!);
 }
 
+/**
+ * Looks at a time, and such that wait for their turn: enough for whoever comes, and so few that the reading of the mailbox,
+ * which shares the budget with them, never waits for more than these.
+ */
+const LOOKS = 2;
+const MAX_LOOKS = 256;
+/** How long a look may take, waiting included, ms: whoever asked does not wait for longer. */
+const LOOK_MS = 15_000;
 /** Looks a day into rooms in which the key that names them never wrote. */
 const LOOKS_PER_KEY = 60;
 
@@ -72,11 +83,15 @@ export class ReplyRooms {
   readonly #created = new Daily();
   readonly #looked = new Daily();
   /** Looks of one key, one after the other. */
-  readonly #looks = new Lanes();
+  readonly #lanes = new Lanes();
+  /** Looks of all keys. */
+  readonly #looks: Workers;
 
-  constructor(t: Transport, served: string, limits: ReplyLimits = {}) {
+  /** @param regulars who is not to wait for newcomers */
+  constructor(t: Transport, served: string, limits: ReplyLimits = {}, regulars?: Regulars) {
     this.#t = t;
     this.#served = served;
+    this.#looks = new Workers(LOOKS, MAX_LOOKS, 1, regulars);
     this.#limits = { unprovedPerDay: 10, unprovedPerKey: 30, newRoomsPerDay: 5, ...limits };
   }
 
@@ -99,7 +114,7 @@ export class ReplyRooms {
     const now = this.#t.clock.now();
     const known = this.#named.get(from);
     if (known && now < known.until && known.until - now <= NAMED_MS) return known.room;
-    const identity = await resolveIdentity(from, this.#t);
+    const identity = await this.#look(from, (signal) => resolveIdentity(from, { ...this.#t, signal }));
     const room = (identity?.signed ? identity.mailbox : undefined) ?? this.#last.get(from) ?? identity?.mailbox;
     const found = this.#allowed(room) ? room : undefined;
     // Not for long: an identity may be published at any time, and found missing again by one read.
@@ -111,11 +126,13 @@ export class ReplyRooms {
   admits(from: string, room: string): Promise<'proved' | 'unproved' | undefined> {
     if (this.#isProved(from, room)) return Promise.resolve('proved');
     // Whatever a key names, its looks take no more of the read budget than one at a time.
-    return this.#looks.run(from, async () => {
+    return this.#lanes.run(from, async () => {
       if (this.#isProved(from, room)) return 'proved';
       const now = this.#t.clock.now();
       if (!this.#looked.take(from, LOOKS_PER_KEY, now)) return undefined;
-      const view = await retrying(this.#t, now + PATIENCE_MS, () => readView(this.#t, room, { limit: 200 }));
+      const view = await this.#look(from, (signal) =>
+        retrying(this.#t, this.#t.clock.now() + LOOK_MS, () => readView(this.#t, room, { limit: 200 }, signal), signal),
+      );
       if (view.messages.some((m) => m.from === from)) {
         this.#looked.give(from);
         remember(this.#proved, `${from} ${room}`, now + PROVED_MS);
@@ -128,6 +145,23 @@ export class ReplyRooms {
         (view.lastSeq > 0 || this.#created.take('', newRoomsPerDay, now));
       return isAdmitted ? 'unproved' : undefined;
     });
+  }
+
+  /**
+   * Looks something up for a key, when it is its turn.
+   *
+   * @throws TechnocoreError `busy`: too many looks wait, or they take too long
+   */
+  async #look<T>(from: string, run: (signal: AbortSignal) => Promise<T>): Promise<T> {
+    const { signal, end } = within(this.#t, LOOK_MS);
+    const release = await this.#looks.enter(from, signal);
+    try {
+      if (!release) throw new TechnocoreError('busy', 'too many keys are looked up at once');
+      return await run(signal);
+    } finally {
+      release?.();
+      end();
+    }
   }
 
   #isProved(from: string, room: string): boolean {

@@ -24,7 +24,7 @@ import {
 import { FrameTooLong, type RingGap, TechnocoreError } from './errors.ts';
 import { feedOf } from './feed.ts';
 import { decode, encodeLong, isObject, type Json, MAX_TEXT } from './frames.ts';
-import { type Options, type Transport, transportOf } from './http.ts';
+import { budgetOf, type Options, type Transport, transportOf } from './http.ts';
 import { type Admission, type Ledger, memoryLedger, type Verdict } from './ledger.ts';
 import { Outbox, sayUnrefused } from './outbox.ts';
 import { attend } from './presence.ts';
@@ -32,7 +32,8 @@ import { type ReplyLimits, ReplyRooms } from './replies.ts';
 import type { CursorStore } from './rooms.ts';
 import { Share, type Standing } from './share.ts';
 import type { Signer } from './signer.ts';
-import { MAX_SPILLED, SPILL_META, Spills, spilledBytes, spilledFrame } from './spill.ts';
+import { MAX_SPILLED, SPILL_META, Spills, spilledBytes, spilledFrame, writesFor } from './spill.ts';
+import { Regulars } from './turns.ts';
 import { Workers } from './workers.ts';
 
 /** Begun and not finished: the server stopped, or died, in the middle of it. */
@@ -124,6 +125,8 @@ class Server implements Listener {
   readonly #self: string;
   readonly #dispatcher: Dispatcher;
   readonly #ledger: Ledger;
+  /** Who was answered before whom. */
+  readonly #regulars: Regulars;
   readonly #replies: ReplyRooms;
   readonly #workers: Workers;
   /** Requests that wait for a worker, by key and id, so that they can be called off. */
@@ -165,13 +168,14 @@ class Server implements Listener {
       stateKey: signer.derive('mcp-state'),
     });
     this.#ledger = o.ledger ?? memoryLedger();
-    this.#replies = new ReplyRooms(t, this.#room, o.replyLimits);
-    this.#outbox = new Outbox(t, (room, text) => sayUnrefused(t, signer, room, text));
+    this.#regulars = new Regulars(t.clock);
+    this.#replies = new ReplyRooms(t, this.#room, o.replyLimits, this.#regulars);
+    this.#outbox = new Outbox(t, (room, text) => sayUnrefused(t, signer, room, text), this.#regulars);
     this.#spilled = new Spills(t, signer);
     if (o.claim) this.#share = this.#makeShare(o.claim === true ? undefined : o.claim.leaseMs);
     const concurrency = o.concurrency ?? 16;
     // Some turns are left for others, where there are enough of them.
-    this.#workers = new Workers(concurrency, o.queue ?? 1024, concurrency - (concurrency >> 2));
+    this.#workers = new Workers(concurrency, o.queue ?? 1024, concurrency - (concurrency >> 2), this.#regulars);
   }
 
   #makeShare(leaseMs: number | undefined): Share {
@@ -345,16 +349,8 @@ class Server implements Listener {
     if (!((await this.#o.allow?.(m.from)) ?? true)) {
       this.#refuse(m, 'not allowed');
       const reply = requests.length > 0 && !this.#o.silent ? await this.#replyTo(m, named) : undefined;
-      if (reply)
-        this.#track(
-          this.#answer(
-            reply,
-            join(
-              batch,
-              requests.map(({ id }) => denied(id as Id)),
-            ),
-          ),
-        );
+      const texts = requests.map(({ id }) => denied(id as Id));
+      if (reply) this.#track(this.#answer(reply, this.#joined(batch, texts)));
       return;
     }
 
@@ -391,7 +387,7 @@ class Server implements Listener {
           }),
         );
         const texts = answers.filter((text) => text !== undefined);
-        if (!(await this.#answer(reply, join(batch, [...refused, ...texts])))) return;
+        if (!(await this.#answer(reply, this.#joined(batch, [...refused, ...texts])))) return;
         for (const [i, text] of answers.entries()) {
           if (text !== undefined && KEPT.has(verdicts[i]!.kind)) {
             await this.#ledger.sent(m.from, JSON.stringify(requests[i]!['id']));
@@ -628,10 +624,12 @@ class Server implements Listener {
       // A room that may be somebody else's gets no more than a line.
       const put = async (text: string): Promise<Json> => {
         if (proof !== 'proved') throw new TechnocoreError('unproved', 'the key was never seen in its reply room');
-        return this.#spilled.put(room, text, (lane, write) => this.#outbox.run(m.from, lane, write));
+        return this.#spilled.put(room, text, (lane, write) => this.#outbox.run(m.from, room, lane, write));
       };
       if (proof) await this.#outbox.send(m.from, room, await this.#fit(text, put));
-      else this.#t.onEvent({ kind: 'refused', room, from: m.from, reason: 'the key was never seen in its reply room' });
+      if (proof === 'proved') this.#regulars.note(m.from);
+      else if (!proof)
+        this.#t.onEvent({ kind: 'refused', room, from: m.from, reason: 'the key was never seen in its reply room' });
     };
     return { send, room };
   }
@@ -645,6 +643,10 @@ class Server implements Listener {
       this.#t.onEvent({ kind: 'unspilled', room: this.#room, cause });
       return tooLarge((JSON.parse(text) as JsonObject)['id'] as Id, text.length, MAX_TEXT);
     }
+  }
+
+  #joined(batch: unknown, texts: string[]): string[] {
+    return join(batch, texts, () => Math.max(1000, Math.ceil(budgetOf(this.#t, 'write').delayMs(MAX_WRITES))));
   }
 
   /** Writes an answer; what cannot be written is told, and kept for a repeat of the request. */
@@ -688,6 +690,8 @@ class Server implements Listener {
 
 /** Requests in one batch; each may cost an answer. */
 const MAX_REQUESTS = 128;
+/** Writes that the answers to one message may take: a spilled one takes up to seventeen. */
+const MAX_WRITES = 32;
 /** Answers of one key that may wait before its refusals are left out. */
 const MAX_REFUSALS = 16;
 /** Messages of one key that wait to be admitted; things of all keys under way. */
@@ -731,13 +735,30 @@ function tooLarge(id: Id, chars: number, limit: number): string {
   return encodeLong(rpcError(id, INTERNAL_ERROR, `The answer is too large: ${message}`, { chars, limit }));
 }
 
-/** Answers to a batch go back in as few messages as they fit into; those to a single request as it came. */
-function join(batch: unknown, texts: string[]): string[] {
+/**
+ * Answers to a batch go back in as few messages as they fit into, those to a single request as it came: but in no more than
+ * one message of a caller may cost us.
+ *
+ * @param retryAfterMs what those are told for whom there is no message left; their answers are kept for when they ask again
+ */
+function join(batch: unknown, texts: string[], retryAfterMs: () => number): string[] {
   if (!batch) return texts;
-  return packed(texts).map((together) => {
+  const messages: string[] = [];
+  const late: string[] = [];
+  let writes = 0;
+  for (const together of packed(texts)) {
     const text = `[${together.join(',')}]`;
-    return text.length <= MAX_TEXT ? text : together[0]!;
-  });
+    writes += Math.max(...together.map(writesFor));
+    if (writes > MAX_WRITES) late.push(...together);
+    else messages.push(text.length <= MAX_TEXT ? text : together[0]!);
+  }
+  if (late.length === 0) return messages;
+  const data = { retryAfterMs: retryAfterMs() };
+  const idOf = (text: string): Id => (JSON.parse(text) as JsonObject)['id'] as Id;
+  const busy = late.map((text) =>
+    encodeLong(rpcError(idOf(text), BUSY, 'Busy: more answers than one message may ask for', data)),
+  );
+  return [...messages, ...packed(busy).map((together) => `[${together.join(',')}]`)];
 }
 
 function deferred(): { promise: Promise<void>; resolve: () => void; reject: (cause: unknown) => void } {

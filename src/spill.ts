@@ -8,7 +8,7 @@
 import { concat, fromBase64url, fromUtf8, toBase64url, toHex, utf8 } from './bytes.ts';
 import { sha256 } from './crypto.ts';
 import { TechnocoreError } from './errors.ts';
-import { encode, isObject, type Json } from './frames.ts';
+import { encode, isObject, type Json, MAX_TEXT } from './frames.ts';
 import { randomFloat, type Transport } from './http.ts';
 import { isName } from './names.ts';
 import { Lanes } from './nonces.ts';
@@ -72,6 +72,11 @@ const compact = (text: string): string => (text.includes('\\u') ? JSON.stringify
 /** How many bytes a JSON text takes when it is spilled. */
 export function spilledBytes(text: string): number {
   return utf8(compact(text)).length;
+}
+
+/** How many writes an answer takes: one, and where it is spilled one for each of its notes. */
+export function writesFor(text: string): number {
+  return text.length <= MAX_TEXT ? 1 : 1 + Math.ceil(spilledBytes(text) / CHUNK_BYTES);
 }
 
 /** Runs one write in its turn: one at a time in a lane. */

@@ -4,27 +4,26 @@
  * @module
  */
 import { onAbort } from './clock.ts';
+import { type Regulars, Turns } from './turns.ts';
 
 /** Turns for work of many keys. */
 export class Workers {
   #free: number;
-  readonly #max: number;
   readonly #perKey: number;
-  #waiting = 0;
   /** Turns taken, by key. */
   readonly #taken = new Map<string, number>();
-  /** One queue a key, in turn. */
-  readonly #queues = new Map<string, (() => void)[]>();
+  readonly #waiting: Turns<(isOn: boolean) => void>;
 
   /**
    * @param concurrency turns at a time
    * @param max most that wait for one, of one key a quarter
    * @param perKey turns of one key at a time; default: all there are
+   * @param regulars who is not to wait for newcomers
    */
-  constructor(concurrency: number, max: number, perKey: number = concurrency) {
+  constructor(concurrency: number, max: number, perKey: number = concurrency, regulars?: Regulars) {
     this.#free = concurrency;
-    this.#max = max;
     this.#perKey = perKey;
+    this.#waiting = new Turns(max, max / 4, regulars);
   }
 
   /** Waits for a turn. @returns gives it back; undefined when too many wait, or the signal aborts first */
@@ -32,19 +31,15 @@ export class Workers {
     if (signal?.aborted) return undefined;
     if (this.#free > 0 && this.#mayTake(from)) this.#take(from);
     else {
-      const queue = this.#queues.get(from) ?? [];
-      if (this.#waiting >= this.#max || queue.length >= this.#max / 4) return undefined;
-      this.#queues.set(from, queue);
-      this.#waiting++;
       const isOn = await new Promise<boolean>((resolve) => {
-        const go = (): void => {
+        const settle = (isOn: boolean): void => {
           forget();
-          resolve(true);
+          resolve(isOn);
         };
-        queue.push(go);
         const forget = onAbort(signal, () => {
-          if (this.#leave(from, go)) resolve(false);
+          if (this.#waiting.remove(from, settle)) settle(false);
         });
+        this.#waiting.push(from, settle)?.(false);
       });
       if (!isOn) return undefined;
     }
@@ -60,16 +55,6 @@ export class Workers {
     };
   }
 
-  #leave(from: string, go: () => void): boolean {
-    const queue = this.#queues.get(from);
-    const at = queue?.indexOf(go) ?? -1;
-    if (at < 0) return false;
-    queue!.splice(at, 1);
-    if (queue!.length === 0) this.#queues.delete(from);
-    this.#waiting--;
-    return true;
-  }
-
   #mayTake(from: string): boolean {
     return (this.#taken.get(from) ?? 0) < this.#perKey;
   }
@@ -80,16 +65,9 @@ export class Workers {
   }
 
   #next(): void {
-    for (const [from, queue] of this.#queues) {
-      if (!this.#mayTake(from)) continue;
-      const resolve = queue.shift()!;
-      this.#queues.delete(from);
-      // Behind all others that wait.
-      if (queue.length > 0) this.#queues.set(from, queue);
-      this.#waiting--;
-      this.#take(from);
-      resolve();
-      return;
-    }
+    const [from, settle] = this.#waiting.next((key) => this.#mayTake(key)) ?? [];
+    if (from === undefined) return;
+    this.#take(from);
+    settle!(true);
   }
 }

@@ -1,0 +1,138 @@
+import { describe, expect, it } from 'vitest';
+import { call } from '../src/call.ts';
+import type { Handler } from '../src/dispatch.ts';
+import { encode, type Json } from '../src/frames.ts';
+import { read } from '../src/rooms.ts';
+import { type ServeOptions, serve } from '../src/serve.ts';
+import type { Signer } from '../src/signer.ts';
+import { requestFrame, run, signer, type World, world } from './support.ts';
+
+const MAILBOX = 'mb-p-flood-callee';
+const callee = signer(1);
+const meek = signer(2);
+const PUBLISHED = { readsPerMinute: 120, writesPerMinute: 30, wakeStepMs: 500 };
+const MEMBER = 'chat.technocore/reply';
+
+/** Keys cost nothing. */
+const keys = (count: number): Signer[] => Array.from({ length: count }, (_, i) => signer(20 + (i % 230)));
+
+async function served(w: World, o: ServeOptions = {}) {
+  const stop = new AbortController();
+  let ready!: () => void;
+  const isReady = new Promise<void>((resolve) => {
+    ready = resolve;
+  });
+  const methods = new Map<string, Handler>([['echo', ({ n }) => n]]);
+  const ended = serve(MAILBOX, callee, { ...w.o, methods, ...o, signal: stop.signal, onReady: ready });
+  await run(w.clock, Promise.race([isReady, ended]));
+  return async () => {
+    stop.abort();
+    // What was begun is answered, as fast as the budget allows.
+    await w.clock.advance(3 * 3_600_000);
+    await w.run(ended);
+  };
+}
+
+/** Requests of many fresh keys from many addresses, some a second, until told to stop. */
+function flood(w: World, from: Signer[], gapMs: number, frameOf: (i: number) => string): () => Promise<void> {
+  let isOver = false;
+  const work = (async () => {
+    for (let i = 0; !isOver; i++) {
+      await from[i % from.length]!.say(MAILBOX, frameOf(i), { ...w.o, fetch: w.service.client(`flood ${i >> 4}`) });
+      await w.clock.sleep(gapMs);
+    }
+  })();
+  return () => {
+    isOver = true;
+    return w.run(work);
+  };
+}
+
+describe('a flood from keys that were never seen before', () => {
+  it('whose rooms are their own does not hold up a key that was there before it', async () => {
+    const w = world('modern', PUBLISHED);
+    const from = keys(64);
+    const rooms = from.map((_, i) => `mb-p-flood-own-${i % 32}`);
+    for (const [i, key] of from.entries()) {
+      await w.run(key.say(rooms[i]!, 'mine', { ...w.o, fetch: w.service.client(`owner ${i}`) }));
+    }
+    const stop = await served(w);
+    const o = { ...w.o, fetch: w.service.client('meek'), replyTo: 'mb-p-flood-meek' };
+    expect(await w.run(call(MAILBOX, 'echo', { n: 0 }, meek, o))).toBe(0);
+    const end = flood(w, from, 200, (i) => requestFrame(`f${i}`, 'echo', { n: i, _meta: { [MEMBER]: rooms[i % 64] } }));
+    await w.clock.advance(40_000);
+    for (let n = 1; n <= 2; n++) {
+      const begun = w.clock.now();
+      expect(await w.run(call(MAILBOX, 'echo', { n }, meek, o))).toBe(n);
+      expect(w.clock.now() - begun).toBeLessThan(25_000);
+    }
+    await end();
+    await stop();
+  });
+
+  it('of whom nothing is known, is looked into a little, and the mailbox is read all the same', async () => {
+    const w = world('modern', PUBLISHED);
+    const from = keys(200);
+    const stop = await served(w);
+    const o = { ...w.o, fetch: w.service.client('meek'), replyTo: 'mb-p-flood-meek' };
+    expect(await w.run(call(MAILBOX, 'echo', { n: 0 }, meek, o))).toBe(0);
+    // Neither where an answer goes nor whose room that is can be told without a read.
+    const end = flood(w, from, 50, (i) =>
+      requestFrame(`f${i}`, 'echo', { n: i, ...(i % 2 === 0 && { _meta: { [MEMBER]: `mb-p-flood-third-${i}` } }) }),
+    );
+    await w.clock.advance(40_000);
+    for (let n = 1; n <= 2; n++) {
+      const begun = w.clock.now();
+      expect(await w.run(call(MAILBOX, 'echo', { n }, meek, o))).toBe(n);
+      expect(w.clock.now() - begun).toBeLessThan(25_000);
+    }
+    await end();
+    await stop();
+  });
+});
+
+describe('one message of many requests', () => {
+  it('has no more answers than so many writes; the rest is told to come again, and is kept', async () => {
+    const w = world();
+    let runs = 0;
+    const methods = new Map<string, Handler>([
+      [
+        'much',
+        () => {
+          runs++;
+          return 'x'.repeat(2500);
+        },
+      ],
+    ]);
+    const stop = await served(w, { methods });
+    const own = 'mb-p-flood-meek';
+    await w.run(meek.say(own, 'mine', w.o));
+    const request = (id: number): Json => ({
+      jsonrpc: '2.0',
+      id,
+      method: 'much',
+      params: id % 40 === 0 ? { _meta: { [MEMBER]: own } } : {},
+    });
+    await w.run(meek.say(MAILBOX, encode(Array.from({ length: 50 }, (_, i) => request(i))), w.o));
+    await w.clock.advance(60_000);
+    const texts = (await w.run(read(own, { ...w.o, limit: 200 }))).messages
+      .filter((m) => m.from === callee.did)
+      .map(({ text }) => JSON.parse(text) as any[]);
+    expect(texts.length).toBeLessThanOrEqual(34);
+    const answers = texts.flat();
+    expect(answers.map(({ id }) => id).sort((a, b) => a - b)).toEqual(Array.from({ length: 50 }, (_, i) => i));
+    const busy = answers.filter(({ error }) => error?.code === 1002);
+    expect(busy).toHaveLength(18);
+    expect(busy.every(({ error }) => error.data.retryAfterMs >= 1000)).toBe(true);
+
+    const [{ id }] = busy;
+    await w.run(meek.say(MAILBOX, encode([request(id), request(0)]), w.o));
+    await w.clock.advance(60_000);
+    const last = (await w.run(read(own, { ...w.o, limit: 2 }))).messages.flatMap(
+      ({ text }) => JSON.parse(text) as any[],
+    );
+    expect(last.find((answer) => answer.id === id).result).toHaveLength(2500);
+    expect(runs).toBe(50);
+    await stop();
+  });
+});
