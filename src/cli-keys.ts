@@ -10,7 +10,7 @@ import { Signer } from './technocore-rpc.ts';
 export const keyCommands: Record<string, Command> = {
   keygen: {
     args: '',
-    about: 'a new key: its seed and DID; or, with --dir, a key directory that never shows the seed',
+    about: 'a new key: its seed and DID; with --dir a directory that never shows the seed',
     flags: { dir: { value: 'directory', about: 'make the key there; a key that is there already stays' } },
     async run(args) {
       const dir = args.text('dir');

@@ -5,14 +5,20 @@
  * @module
  */
 import { readFileSync } from 'node:fs';
+import { callCommands } from './cli-calls.ts';
 import { keyCommands } from './cli-keys.ts';
 import { Args, type Command, EXIT, failure, helpOf, overview, print, tell, Usage } from './cli-kit.ts';
 import { localCommands } from './cli-local.ts';
+import { parleyCommands } from './cli-parley.ts';
+import { roomCommands } from './cli-rooms.ts';
 
 /** By name, which may be of two words. */
 const commands: Record<string, Command> = {
   ...localCommands,
   ...keyCommands,
+  ...roomCommands,
+  ...callCommands,
+  ...parleyCommands,
 };
 
 /** The verb that arguments begin with, and the rest of them. */

@@ -526,6 +526,7 @@ export class Session implements Channel {
       const { seat, outbox, queue, inbox, hello } = this.#s;
       const { clock } = this.#http;
       if (!seat) throw refused('no-channel', ': open or join first');
+      const wasOver = this.#over();
       const post = async (): Promise<void> => {
         if (!outbox.length && !(this.#transport && queue.length)) return;
         await this.#posts.take(() => this.#flush(signal), signal).catch((cause) => (this.#problem ??= cause));
@@ -537,8 +538,9 @@ export class Session implements Channel {
       this.#s.present = this.#s.joined || this.#s.state === 'closed';
       if (hello && !outbox.length && clock.now() >= this.#helloAt) outbox.push(hello);
       await post();
-      const wasOver = this.#over();
       for (;;) {
+        // Closed while something else was waited for: the bell has rung, and nobody will hear it again.
+        if (!wasOver && this.#over()) return;
         const bell = this.#bell.signal;
         const either = wasOver ? signal : eitherOf(signal, bell);
         const pause = Math.min(PAUSE_MS[0] * 2 ** (this.#idle - 1), PAUSE_MS[1], deadline - clock.now());

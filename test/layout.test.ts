@@ -12,7 +12,10 @@ const ORDER = `
   e2e sealed meeting builtin technocore-rpc
   noise parley-invite parley-relay parley vendor
   local-wire local-python local-limits local-store local-listing local-docs local-rooms local-relay local
-  bridge-client bridge-server bridge demo-a2a demo-mcp demo-parley demo cli-kit cli-keys cli-local cli
+  bridge-client bridge-server bridge
+  demo-a2a demo-mcp demo-parley demo
+  cli-kit cli-keys cli-local cli-rooms cli-calls cli-parley
+  cli
 `
   .trim()
   .split(/\s+/);

@@ -1,0 +1,115 @@
+/**
+ * The command line: rooms and signatures.
+ *
+ * @module
+ */
+import { text as textOf } from 'node:stream/consumers';
+import { type Args, type Command, EXIT, json, KEY, print, SERVICE, shown, tell, Usage } from './cli-kit.ts';
+import { explain, follow, type Message, type RingGap, read, say, TechnocoreError, verify } from './technocore-rpc.ts';
+
+const PLACE = {
+  since: { value: 'seq', about: 'only messages after this one' },
+  limit: { value: 'count', about: 'at most so many, the newest; default: 50, most 200' },
+};
+
+function placeOf(args: Args): { since?: number; limit?: number } {
+  const since = args.number('since', 0, Number.MAX_SAFE_INTEGER);
+  const limit = args.number('limit', 1, 200);
+  return { ...(since !== undefined && { since }), ...(limit !== undefined && { limit }) };
+}
+
+/** A message for a person. Writers and texts are strangers'. */
+const lineOf = ({ seq, ts, from, text }: Message): string => `[${seq}] ${shown(ts)} ${shown(from)} ${shown(text)}`;
+
+async function followed(args: Args, room: string): Promise<void> {
+  let { since } = placeOf(args);
+  for (;;) {
+    try {
+      for await (const m of follow(room, { ...args.service, ...(since !== undefined && { since }) })) {
+        since = m.seq;
+        print(args.json ? json(m, true) : lineOf(m));
+      }
+    } catch (e) {
+      if (!TechnocoreError.is(e) || e.code !== 'ring_gap') throw e;
+      const { expected, oldest, reason } = e as RingGap;
+      if (args.json) print(json({ gap: { expected, oldest, reason } }, true));
+      else tell(shown(e.message));
+      since = oldest - 1;
+    }
+  }
+}
+
+/** `say`, `read` and `verify`. */
+export const roomCommands: Record<string, Command> = {
+  say: {
+    args: '<room> <text>',
+    about: 'writes a signed line into a room, exactly once',
+    words: [2, 2],
+    flags: { ...SERVICE, ...KEY, nick: { value: 'name', about: 'unsigned, under this name' } },
+    more: 'The text - is read from the standard input. Prints the seq of the line.',
+    async run(args) {
+      const [room = '', word = ''] = args.words;
+      const text = word === '-' ? await textOf(process.stdin) : word;
+      const nick = args.text('nick');
+      const said =
+        nick === undefined
+          ? await (await args.signer()).say(room, text, args.service)
+          : await say(room, nick, text, args.service);
+      print(args.json ? json(said, true) : `${said.seq}`);
+      return EXIT.ok;
+    },
+  },
+  read: {
+    args: '<room>',
+    about: 'the newest messages of a room, oldest first',
+    words: [1, 1],
+    flags: {
+      ...SERVICE,
+      ...PLACE,
+      wait: { value: 'seconds', about: 'with --since: wait so long for something new, at most 10' },
+      follow: { about: 'go on with what comes, until Ctrl-C' },
+    },
+    async run(args) {
+      const room = args.words[0]!;
+      if (args.has('follow')) {
+        await followed(args, room).catch((e) => {
+          if (!args.isInterrupted) throw e;
+        });
+        return EXIT.ok;
+      }
+      const place = placeOf(args);
+      const seconds = args.number('wait', 0, 10, false);
+      if (seconds && place.since === undefined) throw new Usage('--wait needs --since');
+      const view = await read(room, { ...args.service, ...place, ...(seconds && { waitMs: seconds * 1000 }) });
+      if (args.json) print(json(view, true));
+      else for (const m of view.messages) print(lineOf(m));
+      return EXIT.ok;
+    },
+  },
+  verify: {
+    args: '<room> | <did> <sig> <text>',
+    about: 'whether the signatures in a room are good, or the one of a text as it was signed',
+    words: [1, 3],
+    flags: { ...SERVICE, ...PLACE },
+    more: `Exit code ${EXIT.refused} when one is not. An old service keeps no signatures: its messages are "unverifiable".`,
+    async run(args) {
+      const [room = '', sig, canonical] = args.words;
+      if (canonical !== undefined) {
+        const valid = verify(room, sig!, canonical);
+        print(args.json ? json({ valid }, true) : valid ? 'valid' : 'invalid');
+        return valid ? EXIT.ok : EXIT.refused;
+      }
+      if (sig !== undefined) throw new Usage('one room, or a DID, a signature and the signed text');
+      let bad = 0;
+      for (const m of (await read(room, { ...args.service, ...placeOf(args) })).messages) {
+        const reason = m.sig === undefined ? 'no signature' : explain(room, m);
+        const verdict = m.sig === undefined ? 'unverifiable' : reason === undefined ? 'valid' : 'invalid';
+        if (verdict === 'invalid') bad++;
+        const { seq, from } = m;
+        if (args.json) print(json({ seq, from, verdict, reason }, true));
+        else print(`[${seq}] ${verdict} ${shown(from)}${verdict === 'invalid' ? `: ${shown(reason!)}` : ''}`);
+      }
+      return bad === 0 ? EXIT.ok : EXIT.refused;
+    },
+  },
+};

@@ -1,0 +1,384 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { existsSync } from 'node:fs';
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { createLocalService, type Listening } from '../src/local.ts';
+import { Signer, say } from '../src/technocore-rpc.ts';
+import { FREE, until } from './support.ts';
+
+// The command line as scripts and people use it: processes of their own, against an embedded service.
+
+const CLI = new URL('../dist/cli.js', import.meta.url).pathname;
+let service: Listening;
+let home: string;
+const children = new Set<ChildProcess>();
+
+beforeAll(async () => {
+  service = await createLocalService({ limits: FREE }).listen();
+  home = await mkdtemp(join(tmpdir(), 'cli-'));
+});
+
+afterAll(async () => {
+  for (const child of children) child.kill('SIGKILL');
+  await service.close();
+  await rm(home, { recursive: true });
+});
+
+interface Run {
+  out: string;
+  err: string;
+  code: number | null;
+}
+
+/** A run of the program, whose output can be looked at while it goes on. */
+function start(args: string[], { input, env }: { input?: string; env?: Record<string, string> } = {}) {
+  const { SIGN_SEED: _, NODE_OPTIONS: __, ...inherited } = process.env;
+  const child = spawn(process.execPath, [CLI, ...args], {
+    env: { ...inherited, HOME: home, TECHNOCORE_URL: service.url, PARLEY_RELAY: service.url, ...env },
+  });
+  children.add(child);
+  const run: Run = { out: '', err: '', code: null };
+  child.stdout.on('data', (part) => (run.out += part));
+  child.stderr.on('data', (part) => (run.err += part));
+  if (input !== undefined) child.stdin.end(input);
+  const done = new Promise<Run>((resolve) => {
+    child.once('close', (code) => {
+      children.delete(child);
+      run.code = code;
+      resolve(run);
+    });
+  });
+  return { run, child, done };
+}
+
+const cli = (...args: string[]): Promise<Run> => start(args, { input: '' }).done;
+const seeded = (n: number): { env: Record<string, string>; signer: Signer } => {
+  const seed = n.toString(16).padStart(2, '0').repeat(32);
+  return { env: { SIGN_SEED: seed }, signer: Signer.fromSeed(seed) };
+};
+
+describe('help and arguments', () => {
+  test('without a command it says what there is, as an error', async () => {
+    const { out, code } = await cli();
+    expect(code).toBe(2);
+    expect(out).toMatch(/say .*\n[\s\S]*Exit codes/);
+    expect((await cli('--help')).code).toBe(0);
+  });
+
+  test('every command that the overview names has its own help, within a terminal', async () => {
+    const { out } = await cli('help');
+    const names = [...out.matchAll(/^ {2}([a-z]+(?: (?:open|join|serve|connect)\b)?)/gm)].map(([, name]) => name!);
+    expect(names.length).toBeGreaterThanOrEqual(12);
+    for (const name of names) {
+      const help = await cli(...name.split(' '), '--help');
+      expect([name, help.code]).toEqual([name, 0]);
+      expect(help.out).toMatch(new RegExp(`^Usage: technocore-rpc ${name}`));
+      expect(help.out).toContain('--json');
+      expect(help.out).not.toContain('--part');
+    }
+  });
+
+  test.each([
+    [['frobnicate'], /no command "frobnicate"/],
+    [['constructor'], /no command/],
+    [['say', 'p-room'], /too few arguments/],
+    [['read', 'a', 'b'], /too many arguments: "b"/],
+    [['read', 'p-x', '--limit', '0'], /--limit takes 1 to 200/],
+    [['read', 'p-x', '--wait', '3'], /--wait needs --since/],
+    [['read', 'p-x', '--frob'], /frob/],
+    [['call', 'mb-p-x', 'm', '{'], /not JSON/],
+    [['call', 'mb-p-x', 'm', '7'], /object, or an array/],
+    [['call', 'mb-p-x', 'm', '{}', '--peer', 'me'], /did:key/],
+    [['tools', 'mb-p-x', 't', '[]'], /JSON object/],
+    [['serve', './nowhere.js'], /cannot be loaded/],
+    [['verify', 'a', 'b'], /one room, or/],
+    [['local', '--port', '65536'], /--port takes/],
+    [['local', '--limit', 'toString=1'], /--limit takes one of/],
+    [['local', '--limit', 'rooms=many'], /<number>/],
+    [['parley', 'join'], /no link/],
+    [['did', '--dir', '/nowhere'], /no key in/],
+  ])('%j is refused with code 2', async (args, words) => {
+    const { code, out, err } = await cli(...args);
+    expect(err).toMatch(words);
+    expect(err).toMatch(/See technocore-rpc .*--help/);
+    expect([code, out]).toEqual([2, '']);
+  });
+
+  test('--version is that of the package', async () => {
+    const { version } = JSON.parse(await readFile(new URL('../package.json', import.meta.url), 'utf8'));
+    expect((await cli('--version')).out).toBe(`${version}\n`);
+  });
+});
+
+describe('keys', () => {
+  test('keygen shows a seed, and did what it stands for', async () => {
+    const { seed, did } = JSON.parse((await cli('keygen', '--json')).out);
+    expect(seed).toMatch(/^[0-9a-f]{64}$/);
+    const { out } = await start(['did'], { env: { SIGN_SEED: seed } }).done;
+    expect(out).toBe(`${did}\n`);
+    expect((await cli('keygen')).out).toMatch(/^seed: [0-9a-f]{64}\ndid: {2}did:key:z6Mk\w{44}\n$/);
+  });
+
+  test('a key directory never shows its seed, and an old key is not called new', async () => {
+    const dir = join(home, 'keys');
+    const made = await cli('keygen', '--dir', dir, '--json');
+    expect(JSON.parse(made.out)).toMatchObject({ dir, isNew: true });
+    const again = await cli('keygen', '--dir', dir, '--json');
+    expect(JSON.parse(again.out)).toEqual({ ...JSON.parse(made.out), isNew: false });
+    expect(again.err).toMatch(/has a key already/);
+    const seed = await readFile(join(dir, 'seed'), 'utf8');
+    for (const { out, err } of [made, again, await cli('did', '--dir', dir)]) expect(out + err).not.toContain(seed);
+  });
+
+  test('looking makes no key; using one makes it, and says so', async () => {
+    const elsewhere = join(home, 'empty');
+    const env = { HOME: elsewhere };
+    expect((await start(['did'], { env }).done).code).toBe(2);
+    expect(existsSync(join(elsewhere, '.technocore'))).toBe(false);
+    const { out, err, code } = await start(['say', 'p-first-9d1f', 'hello'], { env }).done;
+    expect([code, out]).toEqual([0, '1\n']);
+    expect(err).toMatch(/^a new key, did:key:z6Mk\w{44}, in /);
+    expect((await start(['did'], { env }).done).out).toBe(`${/did:key:\w+/.exec(err)![0]}\n`);
+  });
+});
+
+describe('rooms', () => {
+  test('say, read and verify', async () => {
+    const { env, signer } = seeded(11);
+    expect((await start(['say', 'p-words-1b', 'signed\nline'], { env }).done).out).toBe('1\n');
+    expect((await start(['say', 'p-words-1b', '-', '--nick', 'bob'], { env, input: 'from a pipe\n' }).done).out).toBe(
+      '2\n',
+    );
+    const { out } = await cli('read', 'p-words-1b');
+    expect(out).toMatch(new RegExp(`^\\[1\\] \\S+Z ${signer.did} signed line\n\\[2\\] \\S+Z \\S*bob from a pipe\n$`));
+    expect(JSON.parse((await cli('read', 'p-words-1b', '--since', '1', '--json')).out).messages).toHaveLength(1);
+    const verdicts = await cli('verify', 'p-words-1b', '--json');
+    expect(
+      verdicts.out
+        .trim()
+        .split('\n')
+        .map((line) => JSON.parse(line).verdict),
+    ).toEqual(['valid', 'unverifiable']);
+    expect(verdicts.code).toBe(0);
+  });
+
+  test('verify of a text as it was signed', async () => {
+    const { did, sig, canonical } = seeded(12).signer.signMessage('lobby', 5, 'hello');
+    expect(await cli('verify', did, sig, canonical)).toMatchObject({ out: 'valid\n', code: 0 });
+    expect(await cli('verify', did, sig, `${canonical}!`)).toMatchObject({ out: 'invalid\n', code: 3 });
+  });
+
+  test("a stranger's text does nothing to a terminal", async () => {
+    const { fetch } = createLocalService({ limits: FREE });
+    const served = await fetch('http://x/r/p-x?format=json');
+    expect(served.status).toBe(200);
+    const liar = await listenAs((url) =>
+      url.startsWith('/r/')
+        ? JSON.stringify({
+            room: 'p-x',
+            count: 1,
+            first_seq: 1,
+            last_seq: 1,
+            messages: [{ seq: 1, ts: '2026-01-01T00:00:00.000000Z', from: 'eve', text: '\x1b[2J\u202eevil\x07' }],
+          })
+        : '{}',
+    );
+    const plain = await cli('read', 'p-x', '--base', liar.url);
+    expect(plain.out).toMatch(/eve {2}\[2J evil \n$/);
+    const machine = await cli('read', 'p-x', '--base', liar.url, '--json');
+    expect(machine.out).toMatch(/^[\x20-\x7e]*\n$/);
+    expect(JSON.parse(machine.out).messages[0].text).toBe('\x1b[2J\u202eevil\x07');
+    liar.close();
+  });
+
+  test('--follow goes on until Ctrl-C, which is a good end', async () => {
+    await say('p-tail-77', 'ada', 'one', { base: service.url });
+    const { run, child, done } = start(['read', 'p-tail-77', '--follow', '--since', '0', '--json']);
+    await until(() => run.out.includes('one'));
+    await say('p-tail-77', 'ada', 'two', { base: service.url });
+    await until(() => run.out.includes('two'));
+    child.kill('SIGINT');
+    expect((await done).code).toBe(0);
+    expect(
+      run.out
+        .trim()
+        .split('\n')
+        .map((line) => JSON.parse(line).seq),
+    ).toEqual([1, 2]);
+  });
+});
+
+describe('calls', () => {
+  const MODULE = `
+    export const add = ({ a, b }) => a + b;
+    export const who = (_, { from }) => from;
+    export async function slow() {
+      console.error('slow begins');
+      await new Promise((resolve) => setTimeout(resolve, 1000));
+      return 'done after all';
+    }
+    export function fail() { throw new Error('inside'); }
+    export const version = 7;
+  `;
+  const [callee, caller] = [seeded(21), seeded(22)];
+  const ask = (...args: string[]) => start(args, { env: caller.env, input: '' }).done;
+  let server: ReturnType<typeof start>;
+  let mailbox: string;
+  const begun = (): number => server.run.err.split('slow begins').length - 1;
+
+  beforeAll(async () => {
+    await writeFile(join(home, 'offer.mjs'), MODULE);
+    server = start(['serve', join(home, 'offer.mjs'), '--verbose', '--publish'], { env: callee.env });
+    await until(() => server.run.out.endsWith(`${callee.signer.did}\n`) || server.run.code !== null);
+    mailbox = server.run.out.split('\n')[0]!;
+  });
+
+  test('a module is served under a mailbox that nobody guesses', () => {
+    expect(mailbox).toMatch(/^mb-p-[0-9a-f]{24}$/);
+  });
+
+  test('call prints the answer; by mailbox or DID; parameters also from a pipe', async () => {
+    expect(await ask('call', mailbox, 'add', '{"a":2,"b":40}')).toMatchObject({ out: '42\n', code: 0 });
+    expect((await ask('call', callee.signer.did, 'who', '--json')).out).toBe(`"${caller.signer.did}"\n`);
+    const piped = start(['call', mailbox, 'add', '-'], { env: caller.env, input: '{"a":1,"b":2}' });
+    expect((await piped.done).out).toBe('3\n');
+    expect(server.run.err).toMatch(/did:key:\S+ add answered, \d+ ms/);
+  });
+
+  test('an answer that is an error has a code of its own', async () => {
+    const { out, err, code } = await ask('call', mailbox, 'version', '--json');
+    expect([code, out]).toEqual([3, '']);
+    expect(JSON.parse(err)).toMatchObject({ code: 'rpc', rpc: { code: -32601 } });
+    expect(await ask('call', mailbox, 'fail')).toMatchObject({ code: 3, err: expect.stringMatching(/^rpc: /) });
+    expect(server.run.err).toMatch(/fail failed, \d+ ms\nhandler-error .*inside/);
+  });
+
+  test('no answer has a code of its own, and says why', async () => {
+    const { code, err } = await ask('call', 'mb-p-nobody-5d', 'm', '--timeout', '1', '--json');
+    expect(code).toBe(4);
+    expect(JSON.parse(err)).toMatchObject({ code: 'call_timeout', reason: 'no-room' });
+    const nowhere = await ask('call', 'mb-p-x', 'm', '--base', 'http://127.0.0.1:1', '--timeout', '1');
+    expect([nowhere.code, nowhere.out]).toEqual([4, '']);
+  });
+
+  test('Ctrl-C ends a call that waits', async () => {
+    const { run, child, done } = start(['call', mailbox, 'slow', '{}'], { env: caller.env });
+    await until(() => begun() === 1 || run.code !== null);
+    child.kill('SIGINT');
+    expect(await done).toMatchObject({ code: 130, out: '' });
+  });
+
+  test('tools: the list, a result, and a tool that fails', async () => {
+    expect((await ask('tools', mailbox)).out).toMatch(/^census\/latest {2}How full/m);
+    const census = JSON.parse((await ask('tools', mailbox, 'census/latest', '{}', '--json')).out);
+    expect(census.structuredContent.rooms.capacity).toBeGreaterThan(0);
+    const unknown = await ask('tools', mailbox, 'nothing', '{}');
+    expect(unknown.code).toBe(3);
+    const wrong = await ask('tools', mailbox, 'technocore/verify', '{"did":7}');
+    expect(wrong.code).toBe(3);
+  });
+
+  test('Ctrl-C lets what was begun be answered', async () => {
+    const waits = start(['call', mailbox, 'slow', '{}'], { env: { SIGN_SEED: 'another key' } });
+    await until(() => begun() === 2 || waits.run.code !== null);
+    server.child.kill('SIGINT');
+    expect(await waits.done).toMatchObject({ code: 0, out: '"done after all"\n' });
+    expect((await server.done).code).toBe(0);
+  });
+});
+
+test('serve keeps strangers out, and its state over a restart', async () => {
+  const [owner, friend, stranger] = [seeded(31), seeded(32), seeded(33)];
+  await writeFile(join(home, 'count.mjs'), 'let n = 0; export const methods = { next: () => ++n };');
+  const args = ['serve', join(home, 'count.mjs'), '--state', home, '--allow', friend.signer.did, '--json'];
+  const first = start(args, { env: owner.env });
+  await until(() => first.run.out.includes('\n'));
+  const { mailbox, did } = JSON.parse(first.run.out);
+  expect(did).toBe(owner.signer.did);
+  const ask = (env: Record<string, string>) => start(['call', mailbox, 'next', '{}'], { env, input: '' }).done;
+  expect(await ask(friend.env)).toMatchObject({ out: '1\n', code: 0 });
+  expect(await ask(stranger.env)).toMatchObject({ out: '', code: 3, err: expect.stringMatching(/1004/) });
+  first.child.kill('SIGTERM');
+  expect((await first.done).code).toBe(0);
+  // Asked while nobody serves, answered by the next one.
+  const waits = ask(friend.env);
+  const second = start(args, { env: owner.env });
+  expect((await waits).out).toBe('1\n');
+  second.child.kill('SIGTERM');
+  expect((await second.done).code).toBe(0);
+  expect(existsSync(join(home, 'ledger'))).toBe(true);
+});
+
+describe('parley', () => {
+  test('two ends talk line by line, and see each other', async () => {
+    const open = start(['parley', 'open', '--topic', 'where', '--json']);
+    await until(() => open.run.out.includes('\n'));
+    const { link } = JSON.parse(open.run.out.split('\n')[0]!);
+    const joined = start(['parley', 'join', '--outcome', 'agreed']);
+    joined.child.stdin.write(`${link}\nAt the café?\n`);
+    await until(() => open.run.out.includes('café'));
+    open.child.stdin.write('Yes.\n');
+    await until(() => joined.run.out.includes('Yes.'));
+    joined.child.stdin.end();
+    expect((await joined.done).code).toBe(0);
+    expect((await open.done).code).toBe(0);
+    expect(joined.run.err).toMatch(/^talking to \S+, about: where; compare/);
+    expect(joined.run.out).toBe('Yes.\n');
+    const kinds = open.run.out
+      .trim()
+      .split('\n')
+      .map((line) => JSON.parse(line));
+    expect(kinds.map(({ kind }) => kind)).toEqual(['link', 'peer', 'say', 'close']);
+    expect(kinds.at(-1).text).toBe('agreed');
+  });
+
+  test('an end of the input that comes before the other side closes the channel', async () => {
+    const open = start(['parley', 'open'], { input: 'one\ntwo\n' });
+    await until(() => open.run.out.includes('\n'));
+    // Nobody has the other seat: the channel is closed at once, and its link leads nowhere.
+    expect((await open.done).code).toBe(0);
+  });
+
+  test('a used link is refused', async () => {
+    const open = start(['parley', 'open']);
+    await until(() => open.run.out.includes('\n'));
+    const link = open.run.out.trim();
+    const first = start(['parley', 'join', link]);
+    await until(() => first.run.err.includes('talking to'));
+    const second = await cli('parley', 'join', link);
+    expect([second.code, second.err]).toEqual([1, expect.stringMatching(/^relay_refused: /)]);
+    first.child.kill('SIGINT');
+    expect((await first.done).code).toBe(130);
+    expect((await open.done).out).toMatch(/closed: interrupted\n$/);
+  });
+});
+
+test('local serves until Ctrl-C, with the limits it was given', async () => {
+  const { run, child, done } = start(['local', '--profile', '0.7', '--limit', 'writesPerMinute=2', '--json']);
+  await until(() => run.out.includes('\n'));
+  const { url } = JSON.parse(run.out);
+  const statuses: number[] = [];
+  for (const n of [1, 2, 3]) statuses.push((await fetch(`${url}/r/p-x/say/bob/${n}`)).status);
+  expect(statuses).toEqual([200, 200, 429]);
+  child.kill('SIGINT');
+  expect((await done).code).toBe(0);
+});
+
+/** A server that says what it likes. */
+async function listenAs(answer: (url: string) => string): Promise<{ url: string; close(): void }> {
+  const { createServer } = await import('node:http');
+  const server = createServer((request, response) => {
+    response.setHeader('content-type', 'application/json');
+    response.end(answer(request.url ?? ''));
+  });
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  return {
+    url: `http://127.0.0.1:${(server.address() as { port: number }).port}`,
+    close: () => {
+      server.closeAllConnections();
+      server.close();
+    },
+  };
+}
