@@ -3,7 +3,21 @@ import { utf8 } from '../src/bytes.ts';
 import type { Incoming, Listener } from '../src/channel.ts';
 import { createLocalService } from '../src/local.ts';
 import { HttpRelay, Identity, Session } from '../src/parley.ts';
-import { call, mcpCallTool, mcpListTools, notify, Signer, serve, type Tool, tool } from '../src/technocore-rpc.ts';
+import {
+  a2aAgent,
+  a2aGet,
+  a2aSend,
+  a2aStream,
+  a2aText,
+  call,
+  mcpCallTool,
+  mcpListTools,
+  notify,
+  Signer,
+  serve,
+  type Tool,
+  tool,
+} from '../src/technocore-rpc.ts';
 
 const code = (name: string, more: object = {}) => expect.objectContaining({ code: name, ...more });
 
@@ -102,6 +116,32 @@ describe('JSON-RPC over a session', () => {
     const result = await mcpCallTool(joiner, 'shout', { text: 'hi' }, signer, { ...o, onProgress });
     expect(result).toMatchObject({ content: [{ type: 'text', text: 'HI' }] });
     expect(seen).toEqual([1]);
+    server.stop();
+    await server.done;
+  });
+
+  test('A2A tasks, questions and streams too', async () => {
+    const world = await pair();
+    const { joiner, signer, fetch } = world;
+    const o = { fetch, base: 'http://local' };
+    const agent = a2aAgent(
+      async (message, task) => {
+        if (!task.continued) return task.ask('In which language?');
+        await task.update('working', 'reading');
+        await task.artifact({ name: 'answer', text: `in ${a2aText(message)}` });
+      },
+      { capabilities: { streaming: true } },
+    );
+    const server = serving(world, agent.methods);
+    const { task } = await a2aSend(joiner, 'summarise', signer, o);
+    expect(task?.status.state).toBe('TASK_STATE_INPUT_REQUIRED');
+    const states: (string | undefined)[] = [];
+    for await (const item of a2aStream(joiner, 'German', signer, { ...o, taskId: task!.id })) {
+      states.push((item.statusUpdate ?? item.task)?.status.state);
+    }
+    expect(states.at(-1)).toBe('TASK_STATE_COMPLETED');
+    const over = await a2aGet(joiner, task!.id, signer, o);
+    expect(over.artifacts?.map(a2aText)).toEqual(['in German']);
     server.stop();
     await server.done;
   });
