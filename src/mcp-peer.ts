@@ -14,7 +14,7 @@ import { MCP_VERSION, PROTOCOL_VERSION, SELF, UNSUPPORTED_VERSION } from './mcp.
 import type { Signer } from './signer.ts';
 import { CLIENT_CAPABILITIES } from './toolcall.ts';
 
-const CLIENT_INFO = 'io.modelcontextprotocol/clientInfo';
+export const CLIENT_INFO = 'io.modelcontextprotocol/clientInfo';
 /** Times that a request is asked again because the reply room lost messages. */
 const MAX_REISSUES = 3;
 

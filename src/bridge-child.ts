@@ -1,0 +1,529 @@
+/**
+ * A server behind a bridge, whatever revision of MCP it speaks. One of 2026-07-28 gets what comes as it came. One that
+ * knows only the handshake is greeted once, by us, for all callers: each self-contained request is made one of its
+ * session, and a question that it asks meanwhile becomes the answer to the caller's request, which goes on when the
+ * caller comes back with what was asked.
+ *
+ * Messages in, messages out; no I/O. What comes is checked already, has ids that no two callers share, and is called off
+ * when its time is up. The session is one for all callers, so nothing that the server says without naming a request
+ * reaches a caller unless that caller alone can be meant.
+ *
+ * @module
+ */
+import {
+  ASKING_METHODS,
+  carriedError,
+  HANDSHAKES,
+  isProtocolMeta,
+  MAX_ROUNDS,
+  OURS,
+  objectIn,
+  QUESTIONS,
+  SHARED_METHODS,
+  sharedCapabilities,
+  without,
+} from './bridge-handshake.ts';
+import { Listeners } from './bridge-listeners.ts';
+import { toBase64url } from './bytes.ts';
+import {
+  badParams,
+  classify,
+  type Id,
+  INTERNAL_ERROR,
+  type JsonObject,
+  METHOD_NOT_FOUND,
+  rpcError,
+  rpcNotification,
+  rpcRequest,
+  rpcResult,
+} from './dispatch.ts';
+import { RpcError } from './errors.ts';
+import { isObject, type Json } from './frames.ts';
+import type { Clock, Event } from './http.ts';
+import { MCP_VERSION, PROTOCOL_VERSION, SELF, SERVER_INFO, UNSUPPORTED_VERSION } from './mcp.ts';
+import { LEVELS, LOG_LEVEL, REQUEST_ID } from './notices.ts';
+import { BUSY, INTERRUPTED } from './serve.ts';
+import { CLIENT_CAPABILITIES } from './toolcall.ts';
+
+/** How long a server may think about a question of a revision that it may not know, ms. */
+const PROBE_MS = 5000;
+/** How long it may take for its handshake, ms; some fetch first what they need. */
+const GREET_MS = 120_000;
+/** Requests that wait for a server that is started just now. */
+const MAX_WAITING = 256;
+/** How long a request that was answered with a question waits for its caller to come back, ms; and how many do. */
+const PATIENCE_MS = 600_000;
+const MAX_ASKING = 64;
+
+/** Lists and the like, which say how long they may be kept. A server with a handshake says nothing about that. */
+const CACHEABLE: ReadonlySet<string> = new Set([
+  'tools/list',
+  'prompts/list',
+  'resources/list',
+  'resources/templates/list',
+  'resources/read',
+]);
+
+/** Where messages go, and what else a translation needs. */
+export interface ChildSides {
+  toChild(message: JsonObject): void;
+  toRoom(message: JsonObject): void;
+  clock: Clock;
+  random: (bytes: number) => Uint8Array;
+  onEvent?: (event: Event) => void;
+  /** Whether callers are strangers to each other: then the server can ask nobody anything. */
+  isPublic?: boolean;
+}
+
+/** A request in the session of a server with a handshake. */
+interface Call {
+  readonly from: string;
+  readonly method: string;
+  readonly params: JsonObject;
+  /** Its id on the server's side. */
+  readonly childId: number;
+  /** Its present id on the room's side; undefined while the caller owes answers. */
+  roomId: Id | undefined;
+  meta: JsonObject;
+  round: number;
+  /** Questions that are not answered, by key: the server's id of each, and what it asks. */
+  readonly questions: Map<string, { id: Id; question: JsonObject }>;
+  /** Names the call when its caller comes back; each time another one. */
+  state: string | undefined;
+  /** What the server answered while the caller was away. */
+  held: JsonObject | undefined;
+  /** Aborts when it ends. */
+  readonly over: AbortController;
+}
+
+/** A server, through all its processes. */
+export class ChildSide {
+  readonly #o: ChildSides;
+  readonly #listeners: Listeners;
+  #era: 'down' | 'probed' | 'greeted' | 'modern' | 'old' | 'unusable' = 'down';
+  /** Why it cannot be used, for callers. */
+  #problem = 'The server is starting';
+  #againAt = 0;
+  #isProbeDeadly = false;
+  #timer: AbortController | undefined;
+  /** Requests that wait until it is known what the server is. */
+  #waiting: { from: string; message: JsonObject }[] = [];
+  /** Requests that went through as they are. */
+  readonly #through = new Set<Id>();
+  /** Requests in a session with a handshake, by the server's id. */
+  readonly #calls = new Map<Id, Call>();
+  #server: JsonObject = {};
+  #level: string | undefined;
+  #minted = 0;
+
+  constructor(o: ChildSides) {
+    this.#o = o;
+    const follow = (uri: string, isFollowed: boolean): void => {
+      if (this.#era !== 'old') return;
+      const method = isFollowed ? 'resources/subscribe' : 'resources/unsubscribe';
+      this.#o.toChild(rpcRequest(this.#mint(), method, { uri }));
+    };
+    this.#listeners = new Listeners({ clock: o.clock, send: (message) => o.toRoom(message), follow });
+  }
+
+  // --- the process -----------------------------------------------------------------------------------------------
+
+  /** A fresh process is there. */
+  started(): void {
+    if (this.#isProbeDeadly) this.#greet();
+    else this.#probe();
+  }
+
+  /** The process is gone; the next one comes after `againMs`. */
+  stopped(againMs: number): void {
+    if (this.#era === 'probed') this.#isProbeDeadly = true;
+    this.#era = 'down';
+    this.#timer?.abort();
+    this.#problem = 'The server has stopped, and is started again';
+    this.#againAt = this.#o.clock.now() + againMs;
+    this.#level = undefined;
+    const lost = [...this.#through, ...[...this.#calls.values()].flatMap(({ roomId = [] }) => roomId)];
+    for (const call of this.#calls.values()) call.over.abort();
+    this.#through.clear();
+    this.#calls.clear();
+    const why = 'Interrupted: the server stopped, and whether it was done is not known';
+    for (const id of lost) this.#o.toRoom(rpcError(id, INTERRUPTED, why));
+  }
+
+  /** Forgets everything; nothing is waited for any more. */
+  close(): void {
+    this.#listeners.close();
+    this.#waiting = [];
+    this.stopped(0);
+  }
+
+  #probe(): void {
+    this.#era = 'probed';
+    const _meta = { [PROTOCOL_VERSION]: MCP_VERSION, [CLIENT_CAPABILITIES]: {} };
+    this.#o.toChild(rpcRequest(`${OURS}probe`, 'server/discover', { _meta }));
+    this.#within(PROBE_MS, () => this.#greet());
+  }
+
+  #probed({ result, error }: JsonObject): void {
+    this.#timer?.abort();
+    const refused = isObject(error) && error['code'] === UNSUPPORTED_VERSION ? objectIn(error, 'data') : undefined;
+    const supported = isObject(result) ? result['supportedVersions'] : refused?.['supported'];
+    const names: Json[] | undefined = Array.isArray(supported) ? supported : undefined;
+    if (names?.includes(MCP_VERSION)) {
+      this.#server = { serverInfo: objectIn(objectIn(result, '_meta'), SERVER_INFO) };
+      this.#ready('modern', MCP_VERSION);
+    } else if (!names || names.some((name) => HANDSHAKES.includes(name as string))) this.#greet();
+    else this.#unusable(`The server speaks other revisions: ${JSON.stringify(names).slice(0, 200)}`);
+  }
+
+  #greet(): void {
+    this.#era = 'greeted';
+    const capabilities = this.#o.isPublic ? {} : { elicitation: { form: {}, url: {} }, sampling: {} };
+    const params = { protocolVersion: HANDSHAKES[0]!, capabilities, clientInfo: SELF };
+    this.#o.toChild(rpcRequest(`${OURS}hello`, 'initialize', params));
+    this.#within(GREET_MS, () => this.#unusable('The server does not answer'));
+  }
+
+  #greeted({ result, error }: JsonObject): void {
+    this.#timer?.abort();
+    if (isObject(result) && typeof result['protocolVersion'] === 'string') {
+      this.#server = result as JsonObject;
+      this.#o.toChild(rpcNotification('notifications/initialized'));
+      this.#ready('old', result['protocolVersion']);
+      this.#listeners.again(sharedCapabilities(result['capabilities']));
+    } else this.#unusable(`The server refused: ${carriedError(error).message.slice(0, 500)}`);
+  }
+
+  #ready(era: 'modern' | 'old', version: string): void {
+    this.#era = era;
+    this.#o.onEvent?.({ kind: 'server-ready', server: objectIn(this.#server, 'serverInfo'), version });
+    for (const { from, message } of this.#waiting.splice(0)) this.fromRoom(message, from);
+  }
+
+  #unusable(problem: string): void {
+    this.#era = 'unusable';
+    this.#timer?.abort();
+    this.#problem = problem;
+    this.#o.onEvent?.({ kind: 'server-unusable', reason: problem });
+    for (const { from, message } of this.#waiting.splice(0)) this.fromRoom(message, from);
+  }
+
+  #within(ms: number, otherwise: () => void): void {
+    this.#timer?.abort();
+    const timer = new AbortController();
+    this.#timer = timer;
+    this.#o.clock.sleep(ms, timer.signal).then(otherwise, () => {});
+  }
+
+  // --- from the room ---------------------------------------------------------------------------------------------
+
+  /** @param from the caller's DID, already allowed */
+  fromRoom(message: JsonObject, from: string): void {
+    const kind = classify(message);
+    if (kind === 'notification') this.#notified(message);
+    if (kind !== 'request') return;
+    const { id } = message as { id: Id };
+    try {
+      const result = this.#request(message, id, from);
+      if (result) this.#o.toRoom(rpcResult(id, result));
+    } catch (cause) {
+      if (!(cause instanceof RpcError)) throw cause;
+      this.#o.toRoom(rpcError(id, cause.rpc.code, cause.rpc.message, cause.rpc.data as Json | undefined));
+    }
+  }
+
+  #request(message: JsonObject, id: Id, from: string): JsonObject | undefined {
+    switch (this.#era) {
+      case 'unusable':
+        throw new RpcError(INTERNAL_ERROR, this.#problem);
+      case 'modern':
+        this.#through.add(id);
+        this.#o.toChild(withoutRoots(message));
+        return undefined;
+      case 'old':
+        return this.#inSession(message, id, from);
+      default: {
+        const retryAfterMs = Math.max(0, Math.ceil(this.#againAt - this.#o.clock.now()));
+        if (retryAfterMs > PROBE_MS) throw new RpcError(BUSY, this.#problem, { retryAfterMs });
+        if (this.#waiting.length >= MAX_WAITING) throw new RpcError(BUSY, 'Busy', { retryAfterMs: PROBE_MS });
+        this.#waiting.push({ from, message });
+        return undefined;
+      }
+    }
+  }
+
+  /** The one notification that callers have: what it names is called off. */
+  #notified(message: JsonObject): void {
+    if (message['method'] !== 'notifications/cancelled') return;
+    const { requestId, reason } = objectIn(message, 'params') as { requestId: Id; reason?: Json };
+    this.#waiting = this.#waiting.filter((one) => one.message['id'] !== requestId);
+    if (this.#through.delete(requestId)) this.#o.toChild(message);
+    this.#listeners.remove(requestId);
+    for (const call of this.#calls.values()) {
+      if (call.roomId === requestId) this.#drop(call, typeof reason === 'string' ? reason : 'cancelled');
+    }
+  }
+
+  /** Forgets a call that nobody waits for. */
+  #drop(call: Call, reason: string): void {
+    this.#end(call);
+    for (const { id } of call.questions.values()) this.#o.toChild(rpcError(id, INTERNAL_ERROR, `No answer: ${reason}`));
+    if (call.held) return;
+    this.#o.toChild(rpcNotification('notifications/cancelled', { requestId: call.childId, reason }));
+  }
+
+  #end(call: Call): void {
+    this.#calls.delete(call.childId);
+    call.over.abort();
+  }
+
+  // --- a session with a handshake --------------------------------------------------------------------------------
+
+  #inSession(message: JsonObject, id: Id, from: string): JsonObject | undefined {
+    const { method } = message as { method: string };
+    const { _meta, ...params } = objectIn(message, 'params');
+    const meta = isObject(_meta) ? (_meta as JsonObject) : {};
+    const { capabilities, instructions } = this.#server;
+    const shared = sharedCapabilities(capabilities);
+    if (method === 'server/discover') {
+      return this.#complete(method, {
+        supportedVersions: [MCP_VERSION],
+        capabilities: shared,
+        ...(typeof instructions === 'string' && { instructions }),
+        ttlMs: 60_000,
+        cacheScope: 'public',
+      });
+    }
+    if (method === 'subscriptions/listen') this.#listeners.add(id, params['notifications'], shared);
+    else if (!SHARED_METHODS.has(method)) {
+      throw new RpcError(METHOD_NOT_FOUND, `Method not found: ${method.slice(0, 80)}`);
+    } else if (params['requestState'] !== undefined) this.#resume(id, from, method, params, meta);
+    else this.#begin(id, from, method, params, meta);
+    return undefined;
+  }
+
+  #begin(roomId: Id, from: string, method: string, params: JsonObject, meta: JsonObject): void {
+    const { inputResponses: _, task: __, ...own } = params;
+    this.#raiseLevel(meta[LOG_LEVEL]);
+    const childId = ++this.#minted;
+    this.#calls.set(childId, {
+      from,
+      method,
+      params: own,
+      childId,
+      roomId,
+      meta,
+      round: 0,
+      questions: new Map(),
+      state: undefined,
+      held: undefined,
+      over: new AbortController(),
+    });
+    const kept = without(meta, (name) => isProtocolMeta(name) || name === 'progressToken');
+    if (meta['progressToken'] !== undefined) kept['progressToken'] = childId;
+    this.#o.toChild(rpcRequest(childId, method, { ...own, ...(Object.keys(kept).length > 0 && { _meta: kept }) }));
+  }
+
+  /** Makes the server say as much as anybody wants to hear: its session has one level for all. */
+  #raiseLevel(level: Json | undefined): void {
+    if (typeof level !== 'string' || !isObject(objectIn(this.#server, 'capabilities')['logging'])) return;
+    if (this.#level !== undefined && LEVELS.indexOf(level) >= LEVELS.indexOf(this.#level)) return;
+    this.#level = level;
+    this.#o.toChild(rpcRequest(this.#mint(), 'logging/setLevel', { level }));
+  }
+
+  #complete(method: string, result: JsonObject): JsonObject {
+    const cached = CACHEABLE.has(method) ? { ttlMs: 0, cacheScope: 'private' } : {};
+    const _meta = { ...objectIn(result, '_meta'), [SERVER_INFO]: objectIn(this.#server, 'serverInfo') };
+    return { ...cached, ...result, resultType: 'complete', _meta };
+  }
+
+  // --- from the server -------------------------------------------------------------------------------------------
+
+  fromChild(message: unknown): void {
+    // A batch, which one revision knows.
+    if (Array.isArray(message)) {
+      for (const member of message) if (!Array.isArray(member)) this.fromChild(member);
+      return;
+    }
+    const frame = message as JsonObject;
+    switch (classify(message)) {
+      case 'response':
+        this.#response(frame);
+        break;
+      case 'request':
+        this.#asked(frame);
+        break;
+      case 'notification':
+        this.#told(frame);
+        break;
+      default:
+        this.#o.onEvent?.({ kind: 'skipped', reason: 'a line of the server that is no message' });
+    }
+  }
+
+  /** An answer of the server was too long to be read. */
+  tooLong(id: Id, bytes: number): void {
+    this.#response(rpcError(id, INTERNAL_ERROR, `The answer is too large: ${bytes} bytes`));
+  }
+
+  #response(frame: JsonObject): void {
+    const { id } = frame as { id: Id };
+    if (id === `${OURS}probe`) {
+      if (this.#era === 'probed') this.#probed(frame);
+    } else if (id === `${OURS}hello`) {
+      if (this.#era === 'greeted') this.#greeted(frame);
+    } else if (this.#through.delete(id)) this.#o.toRoom(frame);
+    else {
+      const call = this.#calls.get(id);
+      if (call?.roomId !== undefined) this.#answer(call, call.roomId, frame);
+      else if (call) call.held ??= frame;
+    }
+  }
+
+  #answer(call: Call, roomId: Id, { result, error }: JsonObject): void {
+    this.#end(call);
+    if (isObject(result)) {
+      this.#o.toRoom(rpcResult(roomId, this.#complete(call.method, result as JsonObject)));
+    } else {
+      const { code, message, data } = carriedError(error);
+      this.#o.toRoom(rpcError(roomId, code, message, data));
+    }
+  }
+
+  #told(frame: JsonObject): void {
+    const { method } = frame as { method: string };
+    const params = objectIn(frame, 'params');
+    if (method === 'notifications/message') {
+      // Without a name of its request, a line may be about what another stranger asked for.
+      const isNamed = objectIn(params, '_meta')[REQUEST_ID] !== undefined;
+      if (isNamed || !this.#o.isPublic) this.#o.toRoom(frame);
+    } else if (this.#era === 'modern') this.#o.toRoom(frame);
+    else if (method === 'notifications/progress') {
+      const { roomId, meta } = this.#calls.get(params['progressToken'] as Id) ?? {};
+      const progressToken = meta?.['progressToken'];
+      if (roomId !== undefined && progressToken !== undefined) {
+        this.#o.toRoom(rpcNotification(method, { ...params, progressToken }));
+      }
+    } else if (method === 'notifications/cancelled') this.#unasked(params['requestId'] as Id);
+    else this.#listeners.changed(method, params);
+  }
+
+  // --- questions of the server -----------------------------------------------------------------------------------
+
+  /** A request of the server: only one in whose answer a caller can be meant goes on. */
+  #asked(frame: JsonObject): void {
+    const { id, method, params } = frame as { id: Id; method: string; params?: Json };
+    try {
+      if (method === 'ping') {
+        this.#o.toChild(rpcResult(id, {}));
+        return;
+      }
+      const call = this.#meant(method);
+      const own = isObject(params) ? { params: without(params as JsonObject, (name) => name === '_meta') } : {};
+      call.questions.set(`q${++this.#minted}`, { id, question: { method, ...own } });
+      if (call.roomId !== undefined) this.#ask(call, call.roomId);
+    } catch (cause) {
+      if (!(cause instanceof RpcError)) throw cause;
+      this.#o.onEvent?.({ kind: 'refused', method, reason: cause.rpc.message });
+      this.#o.toChild(rpcError(id, cause.rpc.code, cause.rpc.message));
+    }
+  }
+
+  /** The call whose caller a question of the server is for. @throws RpcError there is none, or it cannot be told */
+  #meant(method: string): Call {
+    const refused = (why: string): RpcError => new RpcError(METHOD_NOT_FOUND, `${method.slice(0, 80)}: ${why}`);
+    // A root is a place on the disk of the caller. Here it would name one on ours.
+    if (method === 'roots/list') throw refused('callers are on other machines, and have no roots here');
+    const needed = Object.hasOwn(QUESTIONS, method) ? QUESTIONS[method]! : undefined;
+    if (needed === undefined || this.#era !== 'old') throw refused('cannot be carried');
+    if (this.#o.isPublic) throw refused('callers are strangers');
+    const all = [...this.#calls.values()].filter((call) => ASKING_METHODS.has(call.method));
+    if (new Set(all.map(({ from }) => from)).size > 1) {
+      throw refused('several callers at once, and nobody can tell which one is asked');
+    }
+    if (all.filter(({ state }) => state !== undefined).length >= MAX_ASKING)
+      throw refused('too many questions at once');
+    const able = all.filter(({ meta }) => isObject(objectIn(meta, CLIENT_CAPABILITIES)[needed]));
+    const call = able.find(({ roomId }) => roomId !== undefined) ?? able[0];
+    if (!call) throw refused('the caller does not offer it');
+    return call;
+  }
+
+  /** The server takes a question back. */
+  #unasked(id: Id): void {
+    for (const { questions } of this.#calls.values()) {
+      for (const [key, question] of questions) if (question.id === id) questions.delete(key);
+    }
+  }
+
+  /** Answers a caller's request with what the server asks, and waits for the caller to come back. */
+  #ask(call: Call, roomId: Id): void {
+    if (++call.round > MAX_ROUNDS) {
+      const why = `The server asked more than ${MAX_ROUNDS} times`;
+      this.#drop(call, why);
+      this.#o.toRoom(rpcError(roomId, INTERNAL_ERROR, why));
+      return;
+    }
+    const requestState = toBase64url(this.#o.random(16));
+    call.state = requestState;
+    call.roomId = undefined;
+    const inputRequests = Object.fromEntries([...call.questions].map(([key, { question }]) => [key, question]));
+    const _meta = { [SERVER_INFO]: objectIn(this.#server, 'serverInfo') };
+    this.#o.toRoom(rpcResult(roomId, { resultType: 'input_required', inputRequests, requestState, _meta }));
+    this.#o.clock.sleep(PATIENCE_MS, call.over.signal).then(
+      () => {
+        if (call.state === requestState) this.#drop(call, 'the caller did not come back');
+      },
+      () => {},
+    );
+  }
+
+  /** A caller comes back with answers. @throws RpcError not to a question that it was asked */
+  #resume(id: Id, from: string, method: string, params: JsonObject, meta: JsonObject): void {
+    const { requestState, inputResponses = {} } = params;
+    const call = [...this.#calls.values()].find(({ state }) => state !== undefined && state === requestState);
+    const isSame = (name: string): boolean => JSON.stringify(call?.params[name]) === JSON.stringify(params[name]);
+    if (!call || call.from !== from || call.method !== method || !isSame('name') || !isSame('uri')) {
+      throw badParams('requestState is not one that this call was given, or the server was started again');
+    }
+    if (!isObject(inputResponses) || !Object.values(inputResponses).every(isObject)) {
+      throw badParams('inputResponses must be an object of objects');
+    }
+    call.state = undefined;
+    call.roomId = id;
+    call.meta = meta;
+    for (const [key, { id: asked }] of [...call.questions]) {
+      const answer = Object.hasOwn(inputResponses, key) ? inputResponses[key] : undefined;
+      if (answer === undefined) continue;
+      call.questions.delete(key);
+      this.#o.toChild(rpcResult(asked, answer as Json));
+    }
+    if (call.held) this.#answer(call, id, call.held);
+    else if (call.questions.size > 0) this.#ask(call, id);
+  }
+
+  /** An id for a request whose answer matters to nobody. */
+  #mint(): string {
+    return `${OURS}${++this.#minted}`;
+  }
+}
+
+/**
+ * A request without what a caller says of its own disk: a server that took roots for leave to read there would read ours.
+ */
+function withoutRoots(message: JsonObject): JsonObject {
+  const params = objectIn(message, 'params');
+  const meta = objectIn(params, '_meta');
+  const responses = objectIn(params, 'inputResponses');
+  const isRoots = (name: string): boolean => isObject(responses[name]) && 'roots' in (responses[name] as object);
+  const capabilities = without(objectIn(meta, CLIENT_CAPABILITIES), (name) => name === 'roots');
+  return {
+    ...message,
+    params: {
+      ...params,
+      ...(isObject(params['inputResponses']) && { inputResponses: without(responses, isRoots) }),
+      _meta: { ...meta, [CLIENT_CAPABILITIES]: capabilities },
+    },
+  };
+}

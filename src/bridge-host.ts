@@ -1,0 +1,553 @@
+/**
+ * A host that begins with a handshake, in front of a server that knows none: its handshake is answered here, each of its
+ * requests is made to say by itself what the handshake said, and questions of the server, which come as answers, are put
+ * to the host as the requests it expects. What a host sends that needs no handshake goes through as it is.
+ *
+ * Messages in, messages out; no I/O.
+ *
+ * @module
+ */
+import {
+  carriedError,
+  HANDSHAKES,
+  isProtocolMeta,
+  isSelfContained,
+  MAX_ROUNDS,
+  metaIn,
+  OURS,
+  objectIn,
+  QUESTIONS,
+  sharedCapabilities,
+  without,
+} from './bridge-handshake.ts';
+import {
+  badParams,
+  classify,
+  type Id,
+  INTERNAL_ERROR,
+  INVALID_REQUEST,
+  type JsonObject,
+  METHOD_NOT_FOUND,
+  rpcError,
+  rpcNotification,
+  rpcRequest,
+  rpcResult,
+} from './dispatch.ts';
+import { RpcError, TechnocoreError } from './errors.ts';
+import { isObject, type Json } from './frames.ts';
+import type { Clock } from './http.ts';
+import { isMcpId, MCP_VERSION, PROTOCOL_VERSION, SERVER_INFO, SUBSCRIPTION_ID } from './mcp.ts';
+import { CLIENT_INFO } from './mcp-peer.ts';
+import { LEVELS, LOG_LEVEL } from './notices.ts';
+import { BUSY } from './serve.ts';
+import { CLIENT_CAPABILITIES } from './toolcall.ts';
+
+/** Most requests of one host that wait for an answer. */
+const MAX_PENDING = 1024;
+/** Most resources that one host follows. */
+const MAX_FOLLOWED = 256;
+/** How long the other side may take to say what it is, ms. Hosts wait about a minute. */
+const DISCOVER_MS = 50_000;
+/** How often changes are listened to anew, ms: nobody tells us that the other side was started again. */
+const RENEW_MS = 900_000;
+/** How soon after the other side ended a subscription, ms; the longer the more often it fails. */
+const RELISTEN_MS = 2000;
+const MAX_RELISTEN_MS = 300_000;
+
+/** Where the messages of a translation go. */
+export interface HostSides {
+  toHost(message: JsonObject): void;
+  toRoom(message: JsonObject): void;
+  clock: Clock;
+  /** For those whose server says nothing: what to look at. */
+  hint?: string;
+}
+
+/** What the host said of itself. */
+interface Session {
+  readonly version: string;
+  readonly capabilities: JsonObject;
+  readonly info: JsonObject | undefined;
+  level: string | undefined;
+  server: JsonObject;
+  isReady: boolean;
+}
+
+/** A request of the host under its present id on the other side. */
+interface Pending {
+  readonly hostId: Id;
+  readonly method: string;
+  readonly params: JsonObject;
+  round: number;
+  /** Questions to the host that are not answered yet, by the id they were asked under. */
+  readonly asked: Map<string, string>;
+  answers: [key: string, answer: Json][];
+  state: Json | undefined;
+}
+
+/** A subscription, and the requests that wait to hear that it stands. */
+interface Listening {
+  readonly waiting: { hostId: Id; uri: string }[];
+  isAcknowledged: boolean;
+}
+
+/** One host. */
+export class HostSide {
+  readonly #o: HostSides;
+  readonly #over = new AbortController();
+  /** By the id on the other side. */
+  readonly #pending = new Map<Id, Pending>();
+  /** Questions to the host, by their ids. */
+  readonly #questions = new Map<string, Pending>();
+  readonly #followed = new Set<string>();
+  readonly #listening = new Map<string, Listening>();
+  #session: Session | undefined;
+  /** The latest subscription. */
+  #current: string | undefined;
+  #renewal: AbortController | undefined;
+  #failures = 0;
+  #minted = 0;
+
+  constructor(o: HostSides) {
+    this.#o = o;
+  }
+
+  /** The revision that the handshake ended with; undefined before. */
+  get version(): string | undefined {
+    return this.#session?.version;
+  }
+
+  /** The host is gone, and nothing is waited for any more. Whoever carries the messages tells the other side. */
+  close(): void {
+    this.#over.abort(new TechnocoreError('over', 'the host is gone'));
+    this.#renewal?.abort();
+    this.#pending.clear();
+    this.#questions.clear();
+    this.#listening.clear();
+  }
+
+  // --- from the host ---------------------------------------------------------------------------------------------
+
+  fromHost(message: unknown): void {
+    if (Array.isArray(message)) {
+      // The one revision that has them.
+      if (this.#session?.version === '2025-03-26' && message.length > 0)
+        for (const member of message) this.fromHost(Array.isArray(member) ? undefined : member);
+      else this.#o.toHost(rpcError(undefined, INVALID_REQUEST, 'Invalid Request: MCP has no batches'));
+      return;
+    }
+    switch (classify(message)) {
+      case 'request':
+        this.#request(message as JsonObject);
+        break;
+      case 'notification':
+        this.#notification(message as JsonObject);
+        break;
+      case 'response':
+        this.#answered(message as JsonObject);
+        break;
+      default:
+        this.#o.toHost(rpcError(undefined, INVALID_REQUEST, 'Invalid Request'));
+    }
+  }
+
+  #request(message: JsonObject): void {
+    const { id } = message as { id: Id };
+    if (!isMcpId(id)) {
+      this.#o.toHost(rpcError(undefined, INVALID_REQUEST, 'Invalid Request: an id is a string or an integer'));
+      return;
+    }
+    try {
+      const result = this.#taken(id, message);
+      if (result) this.#o.toHost(rpcResult(id, result));
+    } catch (cause) {
+      this.#refuse(id, cause);
+    }
+  }
+
+  #refuse(id: Id, cause: unknown): void {
+    if (!(cause instanceof RpcError)) throw cause;
+    const { code, message, data } = cause.rpc;
+    this.#o.toHost(rpcError(id, code, message, data as Json | undefined));
+  }
+
+  /** The result of a request, if it is known here; else it goes its way. */
+  #taken(id: Id, message: JsonObject): JsonObject | undefined {
+    const { method } = message as { method: string };
+    const params = objectIn(message, 'params');
+    const session = this.#session;
+    if (typeof id === 'string' && id.startsWith(OURS)) {
+      throw new RpcError(INVALID_REQUEST, `Invalid Request: ids that begin with ${OURS} are taken`);
+    }
+    if (isSelfContained(message)) {
+      this.#o.toRoom(message);
+      return undefined;
+    }
+    if (method === 'ping') return {};
+    if (method === 'initialize') {
+      this.#initialize(id, params);
+      return undefined;
+    }
+    if (!session) {
+      throw badParams(`Begin with initialize, or say in _meta which revision it is: ${PROTOCOL_VERSION}`);
+    }
+    if (method === 'logging/setLevel') {
+      if (!LEVELS.includes(params['level'] as string)) throw badParams(`A level is one of ${LEVELS.join(', ')}`);
+      session.level = params['level'] as string;
+      return {};
+    }
+    if (method === 'resources/subscribe') {
+      this.#follow(id, params);
+      return undefined;
+    }
+    if (method === 'resources/unsubscribe') {
+      if (this.#followed.delete(String(params['uri']))) this.#listen();
+      return {};
+    }
+    if (method.startsWith('tasks/')) {
+      const why = `Method not found: ${method.slice(0, 80)}; tasks of ${session.version} are not carried`;
+      throw new RpcError(METHOD_NOT_FOUND, why);
+    }
+    if (this.#pending.size >= MAX_PENDING) throw new RpcError(BUSY, 'Busy', { retryAfterMs: 1000 });
+    if (this.#pending.has(id)) throw new RpcError(INVALID_REQUEST, 'Invalid Request: the id is in use');
+    const { task: _, ...rest } = params;
+    this.#send(id, begun(id, method, rest));
+    return undefined;
+  }
+
+  #send(id: Id, pending: Pending, more: JsonObject = {}): void {
+    this.#pending.set(id, pending);
+    const { method, params } = pending;
+    this.#o.toRoom(rpcRequest(id, method, { ...params, ...more, _meta: this.#meta(objectIn(params, '_meta')) }));
+  }
+
+  #meta(own: JsonObject = {}): JsonObject {
+    const { capabilities = {}, info, level } = this.#session ?? {};
+    return {
+      ...own,
+      [PROTOCOL_VERSION]: MCP_VERSION,
+      [CLIENT_CAPABILITIES]: capabilities,
+      ...(info && { [CLIENT_INFO]: info }),
+      ...(level !== undefined && { [LOG_LEVEL]: level }),
+    };
+  }
+
+  #notification(message: JsonObject): void {
+    const { method } = message;
+    const session = this.#session;
+    if (method === 'notifications/initialized' && session && !session.isReady) {
+      session.isReady = true;
+      this.#listen();
+    }
+    // Nothing else that a host tells has a place where nobody remembers it.
+    if (method !== 'notifications/cancelled') return;
+    const { requestId, reason } = objectIn(message, 'params');
+    const [id, pending] = [...this.#pending].find(([, { hostId }]) => hostId === requestId) ?? [];
+    if (pending) {
+      this.#forget(id!, pending);
+      this.#cancel(id!, reason);
+    } else this.#o.toRoom(message);
+  }
+
+  #cancel(requestId: Id, reason?: Json): void {
+    const params = { requestId, ...(typeof reason === 'string' && { reason }) };
+    this.#o.toRoom(rpcNotification('notifications/cancelled', params));
+  }
+
+  #forget(id: Id, pending: Pending): void {
+    this.#pending.delete(id);
+    for (const asked of pending.asked.keys()) this.#questions.delete(asked);
+  }
+
+  // --- the handshake ---------------------------------------------------------------------------------------------
+
+  #initialize(hostId: Id, params: JsonObject): void {
+    const { protocolVersion, clientInfo } = params;
+    if (typeof protocolVersion !== 'string' || !isObject(params['capabilities'])) {
+      throw badParams('initialize takes protocolVersion, capabilities and clientInfo');
+    }
+    const { tasks: _, roots, ...capabilities } = params['capabilities'] as JsonObject;
+    const session: Session = {
+      version: HANDSHAKES.includes(protocolVersion) ? protocolVersion : HANDSHAKES[0]!,
+      capabilities: { ...capabilities, ...(isObject(roots) && { roots: {} }) },
+      info: isObject(clientInfo) ? (clientInfo as JsonObject) : undefined,
+      level: undefined,
+      server: {},
+      isReady: false,
+    };
+    this.#session = session;
+    const id = this.#mint();
+    this.#send(id, begun(hostId, 'server/discover', {}));
+    this.#o.clock.sleep(DISCOVER_MS, this.#over.signal).then(
+      () => {
+        if (!this.#pending.delete(id)) return;
+        this.#session = undefined;
+        this.#cancel(id, 'timeout');
+        const hint = this.#o.hint === undefined ? '' : `: ${this.#o.hint}`;
+        this.#o.toHost(rpcError(hostId, INTERNAL_ERROR, `No answer from the other side${hint}`));
+      },
+      () => {},
+    );
+  }
+
+  /** The other side has said what it is: the host's handshake is answered. */
+  #discovered({ supportedVersions, capabilities, instructions, _meta }: JsonObject): JsonObject | undefined {
+    const session = this.#session;
+    if (!session) return undefined;
+    if (!Array.isArray(supportedVersions) || !supportedVersions.includes(MCP_VERSION)) {
+      this.#session = undefined;
+      throw new RpcError(INTERNAL_ERROR, `The other side does not speak MCP ${MCP_VERSION}`);
+    }
+    session.server = sharedCapabilities(capabilities);
+    const { name, version, ...more } = objectIn(_meta, SERVER_INFO);
+    return {
+      protocolVersion: session.version,
+      capabilities: session.server,
+      serverInfo: {
+        ...more,
+        name: typeof name === 'string' ? name : 'unnamed',
+        version: typeof version === 'string' ? version : '0',
+      },
+      ...(typeof instructions === 'string' && { instructions }),
+    };
+  }
+
+  // --- changes ---------------------------------------------------------------------------------------------------
+
+  #follow(hostId: Id, { uri }: JsonObject): void {
+    if (typeof uri !== 'string') throw badParams('uri must be a string');
+    if (this.#followed.size >= MAX_FOLLOWED) throw badParams(`No more than ${MAX_FOLLOWED} resources can be followed`);
+    this.#followed.add(uri);
+    this.#listen([{ hostId, uri }]);
+  }
+
+  /** Listens to what the host would be told of by itself, and to what it follows. The former subscription ends when this one stands. */
+  #listen(waiting: Listening['waiting'] = []): void {
+    const session = this.#session;
+    if (!session?.isReady || this.#over.signal.aborted) return;
+    this.#renewal?.abort();
+    const { tools, prompts, resources } = session.server;
+    const changes = (of: Json | undefined): boolean => isObject(of) && of['listChanged'] === true;
+    const notifications = {
+      ...(changes(tools) && { toolsListChanged: true }),
+      ...(changes(prompts) && { promptsListChanged: true }),
+      ...(changes(resources) && { resourcesListChanged: true }),
+      ...(this.#followed.size > 0 && { resourceSubscriptions: [...this.#followed] }),
+    };
+    const before = this.#current;
+    const left = before === undefined ? undefined : this.#listening.get(before);
+    if (Object.keys(notifications).length === 0) {
+      this.#current = undefined;
+      if (before !== undefined) this.#endListening(before);
+      return;
+    }
+    const id = this.#mint();
+    this.#current = id;
+    // Who waited for the former one hears of this one.
+    this.#listening.set(id, { waiting: [...(left?.waiting.splice(0) ?? []), ...waiting], isAcknowledged: false });
+    this.#o.toRoom(rpcRequest(id, 'subscriptions/listen', { notifications, _meta: this.#meta() }));
+    this.#later(RENEW_MS);
+  }
+
+  #later(ms: number): void {
+    const renewal = new AbortController();
+    this.#renewal = renewal;
+    this.#o.clock.sleep(ms, renewal.signal).then(
+      () => this.#listen(),
+      () => {},
+    );
+  }
+
+  #endListening(id: string): void {
+    this.#listening.delete(id);
+    this.#cancel(id, 'listening anew');
+  }
+
+  /** Something about a subscription of ours. */
+  #told(id: string, listening: Listening, message: JsonObject): void {
+    const { method } = message;
+    const { _meta, ...params } = objectIn(message, 'params');
+    if (method === 'notifications/subscriptions/acknowledged') {
+      listening.isAcknowledged = true;
+      this.#failures = 0;
+      const { resourceSubscriptions } = objectIn(params, 'notifications');
+      const heard = new Set(Array.isArray(resourceSubscriptions) ? resourceSubscriptions : []);
+      for (const { hostId, uri } of listening.waiting.splice(0)) {
+        if (!heard.has(uri)) this.#followed.delete(uri);
+        this.#o.toHost(
+          heard.has(uri)
+            ? rpcResult(hostId, {})
+            : rpcError(hostId, METHOD_NOT_FOUND, 'The server does not tell of changes of this resource'),
+        );
+      }
+      for (const other of this.#listening.keys()) if (other !== this.#current) this.#endListening(other);
+    } else if (method === 'notifications/cancelled') this.#lost(id);
+    else if (typeof method === 'string')
+      this.#o.toHost(rpcNotification(method, Object.keys(params).length > 0 ? params : undefined));
+  }
+
+  /** A subscription has ended, and was not the one to end by us. */
+  #lost(id: string): void {
+    const listening = this.#listening.get(id);
+    this.#listening.delete(id);
+    for (const { hostId, uri } of listening?.waiting ?? []) {
+      this.#followed.delete(uri);
+      this.#o.toHost(rpcError(hostId, INTERNAL_ERROR, 'The server does not tell of changes'));
+    }
+    if (this.#current !== id) return;
+    this.#current = undefined;
+    this.#renewal?.abort();
+    this.#later(Math.min(MAX_RELISTEN_MS, RELISTEN_MS * 2 ** this.#failures++));
+  }
+
+  // --- from the room ---------------------------------------------------------------------------------------------
+
+  fromRoom(message: unknown): void {
+    if (!isObject(message)) return;
+    const frame = message as JsonObject;
+    switch (classify(frame)) {
+      case 'response':
+        this.#response(frame);
+        break;
+      case 'notification': {
+        const { requestId } = frame['method'] === 'notifications/cancelled' ? objectIn(frame, 'params') : {};
+        const tag = metaIn(frame)[SUBSCRIPTION_ID] ?? requestId;
+        const listening = typeof tag === 'string' ? this.#listening.get(tag) : undefined;
+        if (listening) this.#told(tag as string, listening, frame);
+        else if (typeof tag !== 'string' || !tag.startsWith(OURS)) {
+          this.#o.toHost(this.#session ? withoutProtocolMeta(frame) : frame);
+        }
+        break;
+      }
+      default:
+      // A server asks nothing, in this revision.
+    }
+  }
+
+  #response(frame: JsonObject): void {
+    const { id } = frame as { id: Id };
+    const pending = this.#pending.get(id);
+    // While the host is asked, nothing more can come under the id that was answered with the question.
+    if (pending && pending.asked.size > 0) return;
+    if (pending) {
+      this.#pending.delete(id);
+      try {
+        const result = this.#resultOf(id, pending, frame);
+        if (result) this.#o.toHost(rpcResult(pending.hostId, result));
+      } catch (cause) {
+        this.#refuse(pending.hostId, cause);
+      }
+    } else if (typeof id === 'string' && this.#listening.has(id)) this.#lost(id);
+    else if (typeof id !== 'string' || !id.startsWith(OURS)) this.#o.toHost(frame);
+  }
+
+  /** The result of a request for the host; undefined while the host is asked. */
+  #resultOf(id: Id, pending: Pending, { result, error }: JsonObject): JsonObject | undefined {
+    if (!isObject(result)) {
+      if (pending.method === 'server/discover') this.#session = undefined;
+      const { code, message, data } = carriedError(error);
+      throw new RpcError(code, message, data);
+    }
+    if (pending.method === 'server/discover') return this.#discovered(result as JsonObject);
+    const { resultType = 'complete', ttlMs: _t, cacheScope: _c, _meta, ...rest } = result as JsonObject;
+    if (resultType === 'input_required') {
+      this.#ask(id, pending, result as JsonObject);
+      return undefined;
+    }
+    if (resultType !== 'complete') {
+      const type = JSON.stringify(resultType).slice(0, 80);
+      throw new RpcError(INTERNAL_ERROR, `The server answered with ${type}, which cannot be carried`);
+    }
+    const meta = isObject(_meta) ? without(_meta as JsonObject, isProtocolMeta) : {};
+    return { ...rest, ...(Object.keys(meta).length > 0 && { _meta: meta }) };
+  }
+
+  // --- questions -------------------------------------------------------------------------------------------------
+
+  /** Puts the questions of the other side to the host. */
+  #ask(id: Id, pending: Pending, { inputRequests, requestState }: JsonObject): void {
+    const { version, capabilities } = this.#session!;
+    if (++pending.round > MAX_ROUNDS) {
+      throw new RpcError(INTERNAL_ERROR, `The server asked more than ${MAX_ROUNDS} times`);
+    }
+    const questions = Object.entries(isObject(inputRequests) ? (inputRequests as JsonObject) : {});
+    for (const [, question] of questions) {
+      const method = isObject(question) ? question['method'] : undefined;
+      const needed = typeof method === 'string' && Object.hasOwn(QUESTIONS, method) ? QUESTIONS[method] : undefined;
+      if (needed === undefined || !isObject(capabilities[needed])) {
+        const what = JSON.stringify(method)?.slice(0, 80);
+        throw new RpcError(INTERNAL_ERROR, `The server asks for ${what}, which this host does not offer`);
+      }
+    }
+    pending.answers = [];
+    pending.state = requestState;
+    this.#pending.set(id, pending);
+    const asked = questions.map(([key, question]): JsonObject => {
+      const name = this.#mint();
+      pending.asked.set(name, key);
+      this.#questions.set(name, pending);
+      const { method, params } = question as { method: string; params?: Json };
+      return rpcRequest(name, method, method === 'elicitation/create' ? elicitation(params, version, name) : params);
+    });
+    if (asked.length === 0) this.#retry(pending);
+    for (const question of asked) this.#o.toHost(question);
+  }
+
+  /** The host has answered a question. */
+  #answered(message: JsonObject): void {
+    const name = message['id'] as string;
+    const pending = this.#questions.get(name);
+    const key = pending?.asked.get(name);
+    if (!pending || key === undefined) return;
+    this.#questions.delete(name);
+    pending.asked.delete(name);
+    if (isObject(message['result'])) pending.answers.push([key, message['result'] as JsonObject]);
+    else {
+      const [id] = [...this.#pending].find(([, other]) => other === pending)!;
+      this.#forget(id, pending);
+      const { code, message: why, data } = carriedError(message['error']);
+      this.#o.toHost(rpcError(pending.hostId, code, why, data));
+      return;
+    }
+    if (pending.asked.size === 0) this.#retry(pending);
+  }
+
+  /** Asks again with the answers, as a request of its own. */
+  #retry(pending: Pending): void {
+    const [id] = [...this.#pending].find(([, other]) => other === pending)!;
+    this.#pending.delete(id);
+    const { answers, state } = pending;
+    this.#send(this.#mint(), pending, {
+      ...(answers.length > 0 && { inputResponses: Object.fromEntries(answers) }),
+      ...(state !== undefined && { requestState: state }),
+    });
+  }
+
+  #mint(): string {
+    return `${OURS}${++this.#minted}`;
+  }
+}
+
+const begun = (hostId: Id, method: string, params: JsonObject): Pending => ({
+  hostId,
+  method,
+  params,
+  round: 0,
+  asked: new Map(),
+  answers: [],
+  state: undefined,
+});
+
+/** A question as the revision of the host has it. */
+function elicitation(params: Json | undefined, version: string, name: string): JsonObject {
+  const { mode, ...rest } = isObject(params) ? (params as JsonObject) : {};
+  if (mode === 'url') return { mode, elicitationId: name, ...rest };
+  return version === '2025-11-25' && mode !== undefined ? { mode, ...rest } : rest;
+}
+
+function withoutProtocolMeta(frame: JsonObject): JsonObject {
+  const { _meta, ...params } = objectIn(frame, 'params');
+  if (!isObject(_meta)) return frame;
+  const meta = without(_meta as JsonObject, isProtocolMeta);
+  return { ...frame, params: { ...params, ...(Object.keys(meta).length > 0 && { _meta: meta }) } };
+}

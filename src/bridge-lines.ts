@@ -1,0 +1,142 @@
+/**
+ * JSON-RPC as lines: the framing of MCP's stdio, in both directions and bounded. Whatever is written into the stream, one
+ * bad line is one skipped line.
+ *
+ * @module
+ */
+import type { Readable, Writable } from 'node:stream';
+import { TechnocoreError } from './errors.ts';
+import { decode, type Frame } from './frames.ts';
+
+/** Most bytes of one line. What a room carries is far smaller; what is larger can at least be told to be so. */
+const MAX_LINE = 16 << 20;
+/** How much of both ends of a longer line is looked at for the id of its request. */
+const ENDS = 256;
+/** Most bytes that wait for a reader who does not read. */
+const MAX_UNREAD = 64 << 20;
+
+const NEWLINE = 0x0a;
+
+/** What becomes of lines. */
+export interface LineReader {
+  /** A line that holds JSON: an object or an array. */
+  frame(frame: Frame): void;
+  /** A line that holds none; its first characters. */
+  junk?(begin: string): void;
+  /** A line longer than can be taken, with the id that stands at one of its ends, if one does. */
+  tooLong?(bytes: number, id: string | number | undefined): void;
+}
+
+/** Takes a stream of bytes apart into lines. */
+export class Lines {
+  readonly #to: LineReader;
+  readonly #max: number;
+  #parts: Uint8Array[] = [];
+  #bytes = 0;
+  /** Begin and latest end of a line that is too long. */
+  #head: Uint8Array | undefined;
+  #tail: Uint8Array = new Uint8Array();
+
+  constructor(to: LineReader, max: number = MAX_LINE) {
+    this.#to = to;
+    this.#max = max;
+  }
+
+  push(chunk: Uint8Array): void {
+    let from = 0;
+    for (;;) {
+      const at = chunk.indexOf(NEWLINE, from);
+      this.#add(chunk.subarray(from, at < 0 ? chunk.length : at));
+      if (at < 0) return;
+      this.#end();
+      from = at + 1;
+    }
+  }
+
+  #add(part: Uint8Array): void {
+    if (part.length === 0) return;
+    this.#bytes += part.length;
+    this.#parts.push(part);
+    if (this.#bytes <= this.#max) return;
+    const line = Buffer.concat(this.#parts);
+    this.#parts = [];
+    this.#head ??= Uint8Array.prototype.slice.call(line, 0, ENDS);
+    this.#tail = Uint8Array.prototype.slice.call(Buffer.concat([this.#tail, line]), -ENDS);
+  }
+
+  #end(): void {
+    const [head, bytes] = [this.#head, this.#bytes];
+    const line = Buffer.concat(this.#parts);
+    this.#parts = [];
+    this.#bytes = 0;
+    this.#head = undefined;
+    if (head) {
+      this.#to.tooLong?.(bytes, idAtAnEnd(textOf(head), textOf(this.#tail).trimEnd()));
+      this.#tail = new Uint8Array();
+      return;
+    }
+    const text = textOf(line).trim();
+    if (text === '') return;
+    const frame = decode(text);
+    if (frame) this.#to.frame(frame);
+    else this.#to.junk?.(text.slice(0, 200));
+  }
+}
+
+const textOf = (bytes: Uint8Array): string => new TextDecoder().decode(bytes);
+
+/**
+ * The id of a response of which only both ends are known. At its very begin or end, only the outermost object can have it:
+ * whatever is inside of it is closed by more than one brace.
+ */
+function idAtAnEnd(head: string, tail: string): string | number | undefined {
+  const [, id] =
+    /^\{"jsonrpc":"2\.0","id":(\d{1,15}|"[^"\\]{1,100}"),/.exec(head) ??
+    /,"id":(\d{1,15}|"[^"\\]{1,100}")(?:,"jsonrpc":"2\.0")?\}$/.exec(tail) ??
+    [];
+  return id === undefined ? undefined : JSON.parse(id);
+}
+
+/** Writes frames as lines, in order. */
+export class LineWriter {
+  readonly #stream: Writable;
+
+  constructor(stream: Writable) {
+    this.#stream = stream;
+    // Whoever reads may end at any time; each write is told so by itself.
+    stream.on('error', () => {});
+  }
+
+  /**
+   * Resolves once the line is handed on.
+   *
+   * @throws TechnocoreError `closed`: nobody reads any more, or so much waits unread that more would fill the memory
+   */
+  write(frame: object): Promise<void> {
+    const stream = this.#stream;
+    if (stream.writableLength > MAX_UNREAD) return Promise.reject(closed('the other side does not read'));
+    return new Promise((resolve, reject) => {
+      if (!stream.writable) reject(closed('the other side is gone'));
+      else
+        stream.write(`${JSON.stringify(frame)}\n`, (cause) =>
+          cause ? reject(closed(cause.message, cause)) : resolve(),
+        );
+    });
+  }
+}
+
+const closed = (why: string, cause?: unknown): TechnocoreError => new TechnocoreError('closed', why, cause);
+
+/** Reads lines from a stream until it ends. */
+export function readLines(stream: Readable, to: LineReader, onEnd: () => void): void {
+  const lines = new Lines(to);
+  let ended = false;
+  const end = (): void => {
+    if (!ended) onEnd();
+    ended = true;
+  };
+  stream.on('data', (chunk: Buffer) => lines.push(chunk));
+  stream.once('end', end);
+  stream.once('close', end);
+  stream.on('error', end);
+}

@@ -1,0 +1,138 @@
+/**
+ * Subscriptions of many callers to one server that tells everything to everybody: each hears what it asked for, under the
+ * name of its own request, and not too often.
+ *
+ * @module
+ */
+import { objectIn } from './bridge-handshake.ts';
+import { badParams, type Id, type JsonObject, rpcNotification, rpcResult } from './dispatch.ts';
+import { isObject, type Json } from './frames.ts';
+import type { Clock } from './http.ts';
+import { SUBSCRIPTION_ID } from './mcp.ts';
+import { Budget } from './notices.ts';
+
+/** Most resources that one subscription follows. */
+const MAX_FOLLOWED = 64;
+
+/** What can be listened to, the notice of it, and the capability that has it. */
+const KINDS = [
+  ['toolsListChanged', 'notifications/tools/list_changed', 'tools'],
+  ['promptsListChanged', 'notifications/prompts/list_changed', 'prompts'],
+  ['resourcesListChanged', 'notifications/resources/list_changed', 'resources'],
+] as const;
+
+interface Listener {
+  readonly wanted: JsonObject;
+  /** The notices it hears. */
+  methods: Set<string>;
+  /** The resources it follows. */
+  uris: Set<string>;
+}
+
+interface Sides {
+  clock: Clock;
+  send(message: JsonObject): void;
+  /** The server is to tell of a resource, or need not any more. */
+  follow(uri: string, isFollowed: boolean): void;
+}
+
+/** The subscriptions, by the id of each. How many there may be, and for how long, is not decided here. */
+export class Listeners {
+  readonly #o: Sides;
+  readonly #all = new Map<Id, Listener>();
+  readonly #budget: Budget;
+  /** Notices that are not sent yet, and whose they are: the same one twice is one. */
+  readonly #due = new Map<string, { id: Id; notice: JsonObject }>();
+  #isSending = false;
+
+  constructor(o: Sides) {
+    this.#o = o;
+    this.#budget = new Budget(o.clock);
+  }
+
+  /**
+   * A new subscription, acknowledged with what the server can tell of.
+   *
+   * @throws RpcError a filter that is none
+   */
+  add(id: Id, wanted: Json | undefined, capabilities: JsonObject): void {
+    if (!isObject(wanted)) throw badParams('notifications must say what to listen to');
+    const listener: Listener = { wanted: wanted as JsonObject, methods: new Set(), uris: new Set() };
+    this.#all.set(id, listener);
+    const notifications = this.#grant(listener, capabilities);
+    this.#o.send(rpcNotification('notifications/subscriptions/acknowledged', { _meta: tagOf(id), notifications }));
+  }
+
+  /** Gives a subscription what the server can tell of. */
+  #grant(listener: Listener, capabilities: JsonObject): JsonObject {
+    const { wanted } = listener;
+    const kinds = KINDS.filter(
+      ([name, , of]) => wanted[name] === true && objectIn(capabilities, of)['listChanged'] === true,
+    );
+    const asked = objectIn(capabilities, 'resources')['subscribe'] === true ? wanted['resourceSubscriptions'] : [];
+    const named = Array.isArray(asked) ? asked.filter((uri) => typeof uri === 'string') : [];
+    const uris = [...new Set(named)].slice(0, MAX_FOLLOWED);
+    listener.methods = new Set(kinds.map(([, method]) => method));
+    for (const uri of uris) if (!this.#isFollowed(uri)) this.#o.follow(uri, true);
+    listener.uris = new Set(uris);
+    return {
+      ...Object.fromEntries(kinds.map(([name]) => [name, true])),
+      ...(uris.length > 0 && { resourceSubscriptions: uris }),
+    };
+  }
+
+  #isFollowed(uri: string): boolean {
+    return [...this.#all.values()].some(({ uris }) => uris.has(uri));
+  }
+
+  /** The server was started again: it is asked again for what is followed, and may have other things to offer. */
+  again(capabilities: JsonObject): void {
+    for (const listener of this.#all.values()) listener.uris.clear();
+    for (const [id, listener] of this.#all) {
+      this.#grant(listener, capabilities);
+      for (const method of listener.methods) this.#notice(id, method, {});
+    }
+  }
+
+  /** Something that the server tells everybody. */
+  changed(method: string, { _meta, ...params }: JsonObject): void {
+    const { uri } = params;
+    // What is told of may be a part of what is followed.
+    const isOf = (one: string): boolean => uri === one || `${uri}`.startsWith(one.endsWith('/') ? one : `${one}/`);
+    for (const [id, { methods, uris }] of this.#all) {
+      const isFollowed = method === 'notifications/resources/updated' && [...uris].some(isOf);
+      if (isFollowed || methods.has(method)) this.#notice(id, method, params);
+    }
+  }
+
+  #notice(id: Id, method: string, params: JsonObject): void {
+    const notice = rpcNotification(method, { ...params, _meta: tagOf(id) });
+    this.#due.set(JSON.stringify([id, method, params['uri'] ?? '']), { id, notice });
+    if (!this.#isSending) void this.#sendDue();
+  }
+
+  async #sendDue(): Promise<void> {
+    this.#isSending = true;
+    for (const [name, { id, notice }] of this.#due) {
+      for (let wait = this.#budget.take(); wait > 0; wait = this.#budget.take()) await this.#o.clock.sleep(wait);
+      this.#due.delete(name);
+      if (this.#all.has(id)) this.#o.send(notice);
+    }
+    this.#isSending = false;
+  }
+
+  /** Forgets a subscription whose caller wants no more of it, or whose time is up. */
+  remove(id: Id): void {
+    const { uris = [] } = this.#all.get(id) ?? {};
+    this.#all.delete(id);
+    for (const uri of uris) if (!this.#isFollowed(uri)) this.#o.follow(uri, false);
+  }
+
+  /** Ends them all, each with its answer. */
+  close(): void {
+    for (const id of this.#all.keys()) this.#o.send(rpcResult(id, { resultType: 'complete', _meta: tagOf(id) }));
+    this.#all.clear();
+  }
+}
+
+const tagOf = (id: Id): JsonObject => ({ [SUBSCRIPTION_ID]: id });

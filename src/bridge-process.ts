@@ -1,0 +1,140 @@
+/**
+ * A server of somebody else's as a child process that speaks in lines, kept running: one that dies is started again, ever
+ * later the more often it dies.
+ *
+ * @module
+ */
+import { type ChildProcess, spawn } from 'node:child_process';
+import { type LineReader, LineWriter, readLines } from './bridge-lines.ts';
+import { TechnocoreError } from './errors.ts';
+import { backoffMs, type Clock, systemClock } from './http.ts';
+
+/** A process that lived so long, ms, is started again at once when it dies. */
+const SETTLED_MS = 60_000;
+/** What a process that is asked to end may take for it, ms, before it is made to. */
+const GRACE_MS = 2000;
+/** How long the last words of a process are waited for, ms: what it started may hold its output open. */
+const LAST_WORDS_MS = 500;
+
+/** What is told of the child. */
+export interface ChildReader extends LineReader {
+  /** A fresh process is there. */
+  started(): void;
+  /** It is gone; the next one comes after `againMs`. */
+  stopped(why: string, againMs: number): void;
+}
+
+/** A command that is kept running. Its stderr is ours. */
+export class Child {
+  readonly #command: string[];
+  readonly #to: ChildReader;
+  readonly #clock: Clock;
+  readonly #random: (bytes: number) => Uint8Array;
+  readonly #over = new AbortController();
+  #process: ChildProcess | undefined;
+  #writer: LineWriter | undefined;
+  #failures = 0;
+
+  constructor(command: string[], to: ChildReader, o: { clock?: Clock; random?: (bytes: number) => Uint8Array } = {}) {
+    this.#command = command;
+    this.#to = to;
+    this.#clock = o.clock ?? systemClock;
+    this.#random = o.random ?? ((n) => crypto.getRandomValues(new Uint8Array(n)));
+  }
+
+  /**
+   * Starts the command, and keeps it running until {@link close}.
+   *
+   * @throws TechnocoreError `no_command`: it cannot be started at all
+   */
+  async start(): Promise<void> {
+    const [file = '', ...args] = this.#command;
+    // A group of its own: Ctrl-C is for us, who end it in good order; and what it starts ends with it.
+    const child = spawn(file, args, { stdio: ['pipe', 'pipe', 'inherit'], detached: process.platform !== 'win32' });
+    await new Promise<void>((resolve, reject) => {
+      child.once('spawn', resolve);
+      child.once('error', (cause) =>
+        reject(new TechnocoreError('no_command', `${file} cannot be started: ${cause.message}`, cause)),
+      );
+    });
+    this.#process = child;
+    this.#writer = new LineWriter(child.stdin!);
+    const begun = this.#clock.now();
+    // What its frames would go to may be a later process by then.
+    const mine = (): boolean => this.#process === child;
+    readLines(
+      child.stdout!,
+      {
+        frame: (frame) => mine() && this.#to.frame(frame),
+        junk: (begin) => mine() && this.#to.junk?.(begin),
+        tooLong: (bytes, id) => mine() && this.#to.tooLong?.(bytes, id),
+      },
+      () => {},
+    );
+    child.on('error', () => {});
+    child.once('exit', (code, signal) => {
+      const gone = (): void => {
+        if (!mine()) return;
+        this.#process = undefined;
+        this.#writer = undefined;
+        void this.#again(signal ?? `code ${code}`, this.#clock.now() - begun);
+      };
+      child.once('close', gone);
+      this.#clock.sleep(LAST_WORDS_MS, this.#over.signal).then(gone, () => {});
+    });
+    if (this.#over.signal.aborted) child.stdin!.end();
+    else this.#to.started();
+  }
+
+  async #again(why: string, livedMs: number): Promise<void> {
+    if (this.#over.signal.aborted) return;
+    this.#failures = livedMs >= SETTLED_MS ? 0 : this.#failures + 1;
+    for (let reason = why; ; ) {
+      const againMs = backoffMs(this.#failures, undefined, this.#random);
+      this.#to.stopped(reason, againMs);
+      try {
+        await this.#clock.sleep(againMs, this.#over.signal);
+        return await this.start();
+      } catch (cause) {
+        if (this.#over.signal.aborted) return;
+        this.#failures++;
+        reason = (cause as Error).message;
+      }
+    }
+  }
+
+  /** Sends a frame to the process that runs now. @throws TechnocoreError `closed`: none does, or it does not read */
+  send(frame: object): Promise<void> {
+    return this.#writer?.write(frame) ?? Promise.reject(new TechnocoreError('closed', 'the server is not running'));
+  }
+
+  /** Ends the process: it is told by the end of its input, then by a signal, then not asked any more. */
+  async close(): Promise<void> {
+    this.#over.abort(new TechnocoreError('over', 'the bridge has ended'));
+    const child = this.#process;
+    if (!child || child.exitCode !== null || child.signalCode !== null) return;
+    const exit = new Promise<void>((resolve) => child.once('exit', () => resolve()));
+    child.stdin!.end();
+    for (const signal of ['SIGTERM', 'SIGKILL'] as const) {
+      const timer = new AbortController();
+      const late = this.#clock.sleep(GRACE_MS, timer.signal).then(
+        () => true,
+        () => false,
+      );
+      const isLate = await Promise.race([exit.then(() => false), late]);
+      timer.abort();
+      if (!isLate) return;
+      kill(child, signal);
+    }
+    await exit;
+  }
+}
+
+function kill(child: ChildProcess, signal: NodeJS.Signals): void {
+  try {
+    if (process.platform === 'win32') child.kill(signal);
+    else process.kill(-child.pid!, signal);
+  } catch {
+    // It ended just now.
+  }
+}

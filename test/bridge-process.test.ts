@@ -1,0 +1,95 @@
+import { afterEach, expect, test } from 'vitest';
+import { Child } from '../src/bridge-process.ts';
+import { until } from './support.ts';
+
+const children: Child[] = [];
+afterEach(async () => {
+  await Promise.all(children.splice(0).map((child) => child.close()));
+});
+
+interface Seen {
+  child: Child;
+  frames: any[];
+  junk: string[];
+  starts: number;
+  stops: [why: string, againMs: number][];
+}
+
+async function run(script: string): Promise<Seen> {
+  const seen: Seen = { child: undefined as unknown as Child, frames: [], junk: [], starts: 0, stops: [] };
+  seen.child = new Child([process.execPath, '-e', script], {
+    frame: (frame) => void seen.frames.push(frame),
+    junk: (begin) => void seen.junk.push(begin),
+    started: () => void seen.starts++,
+    stopped: (why, againMs) => void seen.stops.push([why, againMs]),
+  });
+  children.push(seen.child);
+  await seen.child.start();
+  return seen;
+}
+
+const ECHO = `
+  require('readline').createInterface(process.stdin).on('line', (line) => {
+    const { die, ...frame } = JSON.parse(line);
+    console.log(JSON.stringify({ ...frame, pid: process.pid }));
+    if (die) process.exit(3);
+  });
+`;
+
+test('frames go in and out; a process that dies is started again, later each time', async () => {
+  const seen = await run(`console.log('hello'); ${ECHO}`);
+  await seen.child.send({ n: 1 });
+  await until(() => seen.frames.length === 1);
+  expect(seen.junk).toEqual(['hello']);
+  for (let n = 1; n <= 3; n++) {
+    await until(() => seen.starts === n);
+    await seen.child.send({ die: true });
+    // Its last words are heard.
+    await until(() => seen.stops.length === n && seen.frames.length === 1 + n);
+  }
+  expect(seen.stops.map(([why]) => why)).toEqual(['code 3', 'code 3', 'code 3']);
+  const delays = seen.stops.map(([, againMs]) => againMs);
+  expect(delays.every((ms, i) => ms >= 100 * 2 ** i && ms <= 200 * 2 ** i)).toBe(true);
+  await until(() => seen.starts === 4);
+  await seen.child.send({ n: 2 });
+  await until(() => seen.frames.length === 5);
+  expect(new Set(seen.frames.map(({ pid }) => pid)).size).toBe(4);
+});
+
+test('while none runs, nothing can be sent', async () => {
+  const seen = await run('process.exit(0)');
+  await until(() => seen.stops.length === 1);
+  await expect(seen.child.send({})).rejects.toMatchObject({ code: 'closed' });
+  await seen.child.close();
+  const { starts } = seen;
+  expect(starts).toBe(1);
+});
+
+test('a command that does not exist is told at once', async () => {
+  const child = new Child(['/nowhere/at-all'], { frame: () => {}, started: () => {}, stopped: () => {} });
+  await expect(child.start()).rejects.toMatchObject({ code: 'no_command' });
+});
+
+const isAlive = (pid: number): boolean => {
+  try {
+    process.kill(pid, 0);
+    return true;
+  } catch {
+    return false;
+  }
+};
+
+test.each([
+  ['at the end of its input', ECHO],
+  ['by a signal, when it keeps itself busy', `${ECHO} setInterval(() => {}, 1000)`],
+  ['by force, when it does not listen', `${ECHO} setInterval(() => {}, 1000); process.on('SIGTERM', () => {})`],
+])('closing ends it %s', async (_, script) => {
+  const seen = await run(script);
+  await seen.child.send({});
+  await until(() => seen.frames.length === 1);
+  const [{ pid }] = seen.frames;
+  await seen.child.close();
+  await until(() => !isAlive(pid));
+  expect(seen.stops).toEqual([]);
+  await expect(seen.child.send({})).rejects.toMatchObject({ code: 'closed' });
+});
