@@ -27,6 +27,7 @@ import { type A2AHandler, LiveTask, onAbort, type Shop, type Watch } from './a2a
 import { type A2ATaskView, badField, checkParams, WAIT_META } from './a2a-types.ts';
 import { toHex } from './bytes.ts';
 import { type Clock, systemClock } from './clock.ts';
+import { Counts } from './counts.ts';
 import { type CallContext, type Handler, idempotent, rpcResult, staysOpen } from './dispatch.ts';
 import { RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, type Json } from './frames.ts';
@@ -89,33 +90,6 @@ function shown({ history, artifacts, ...task }: A2ATaskView, historyLength = 0, 
 }
 
 // --- the agent ---------------------------------------------------------------------------------------------------
-
-/** How many of something there are, for each key. */
-class Counts {
-  readonly #max: number;
-  readonly #perKey: number;
-  readonly #counts = new Map<string, number>();
-  #total = 0;
-
-  constructor([max, perKey]: readonly [number, number]) {
-    this.#max = max;
-    this.#perKey = perKey;
-  }
-
-  /** @returns gives it back; undefined when there are too many */
-  take(key: string): (() => void) | undefined {
-    const count = this.#counts.get(key) ?? 0;
-    if (count >= this.#perKey || this.#total >= this.#max) return undefined;
-    this.#counts.set(key, count + 1);
-    this.#total++;
-    return () => {
-      const left = this.#counts.get(key)! - 1;
-      if (left > 0) this.#counts.set(key, left);
-      else this.#counts.delete(key);
-      this.#total--;
-    };
-  }
-}
 
 class Agent implements A2AAgent, Shop {
   readonly methods: Map<string, Handler>;

@@ -1,5 +1,5 @@
 import * as types from '@a2a-js/sdk';
-import { Client, JsonRpcTransportFactory } from '@a2a-js/sdk/client';
+import { type Client, ClientFactory, JsonRpcTransportFactory } from '@a2a-js/sdk/client';
 import {
   AgentEvent,
   type AgentExecutor,
@@ -11,7 +11,7 @@ import {
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { a2aAgent } from '../src/a2a-agent.ts';
 import { a2aCard } from '../src/a2a-card.ts';
-import { converse } from '../src/call.ts';
+import { a2aHandlerMethods, RoomTransportFactory } from '../src/bridge-a2a.ts';
 import { createDispatcher } from '../src/dispatch.ts';
 import { serve } from '../src/serve.ts';
 import { behave, CARD } from './a2a-fixture.mjs';
@@ -70,10 +70,15 @@ const executor: AgentExecutor = {
 };
 const canceled = new Map<string, () => void>();
 
+const handlerOf = (card: types.AgentCard): JsonRpcTransportHandler =>
+  new JsonRpcTransportHandler(new DefaultRequestHandler(card, new InMemoryTaskStore(), executor));
+const contextOf = (userName: string): ServerCallContext =>
+  new ServerCallContext({ user: { isAuthenticated: true, userName }, requestedVersion: '1.0' });
+
 function theirs(): Peer {
   const card = types.AgentCard.fromJSON(a2aCard({ ...CARD, mailbox: 'mb-p-x' }, { base: 'https://rooms.example' }));
-  const handler = new JsonRpcTransportHandler(new DefaultRequestHandler(card, new InMemoryTaskStore(), executor));
-  const context = new ServerCallContext({ user: { isAuthenticated: true, userName: 'ann' }, requestedVersion: '1.0' });
+  const handler = handlerOf(card);
+  const context = contextOf('ann');
   return {
     async send(frame) {
       const answer: any = await handler.handle(frame, context);
@@ -160,14 +165,19 @@ test('what we answer is ProtoJSON of the schema: read and written by the SDK it 
 
 const MAILBOX = 'mb-p-agent';
 
-/** The SDK's client, its requests carried to our agent through rooms, and back as HTTP would bring them. */
-async function client() {
+const ROOM_CARD = types.AgentCard.fromJSON(
+  a2aCard({ ...CARD, mailbox: MAILBOX, capabilities: { streaming: true } }, { base: 'http://local.test' }),
+);
+
+/** An agent behind a mailbox, made by us or with the SDK, and the SDK's client in front of it. */
+async function client(made: 'by us' | 'with the SDK' = 'by us') {
   const w = world();
   const agent = a2aAgent(behave, { ...CARD, capabilities: { streaming: true } }, { clock: w.clock });
   const stop = new AbortController();
+  const methods = made === 'by us' ? agent.methods : a2aHandlerMethods(handlerOf(ROOM_CARD), contextOf);
   let over: Promise<void> | undefined;
   const ready = new Promise<void>((onReady) => {
-    over = serve(MAILBOX, signer(1), { ...w.o, methods: agent.methods, signal: stop.signal, onReady });
+    over = serve(MAILBOX, signer(1), { ...w.o, methods, signal: stop.signal, onReady });
   });
   await w.run(ready);
   onTestFinished(async () => {
@@ -175,35 +185,11 @@ async function client() {
     agent.close();
     await w.run(over!);
   });
-  const fetchImpl = (async (_: string, init: RequestInit) => {
-    const { id, method, params } = JSON.parse(String(init.body));
-    const frames: any[] = [];
-    const isStream = /Streaming|Subscribe/.test(method);
-    await converse(
-      MAILBOX,
-      method,
-      params,
-      signer(2),
-      { ...w.o, replyTo: 'mb-p-caller' },
-      {
-        take(answer, kind) {
-          if (kind !== 'response') return undefined;
-          frames.push({ ...answer, id });
-          const { task, statusUpdate, message } = (answer['result'] ?? {}) as any;
-          const state: string = (statusUpdate ?? task)?.status.state ?? '';
-          return !isStream || answer['error'] || message || /_(COMP|FAIL|CANC|REJ|INP)/.test(state) ? 'done' : 'alive';
-        },
-      },
-    );
-    if (!isStream || frames[0].error) return Response.json(frames[0]);
-    const text = frames.map((one) => `data: ${JSON.stringify(one)}\n\n`).join('');
-    return new Response(text, { headers: { 'content-type': 'text/event-stream' } });
-  }) as typeof fetch;
-  const card = types.AgentCard.fromJSON(
-    a2aCard({ ...CARD, mailbox: MAILBOX, capabilities: { streaming: true } }, { base: w.o.base }),
-  );
-  const transport = await new JsonRpcTransportFactory({ fetchImpl }).create('https://nowhere.example', card);
-  return { ...w, sdk: new Client(transport, card) };
+  const sdkOf = (n: number, replyTo: string): Promise<Client> =>
+    new ClientFactory({
+      transports: [new RoomTransportFactory(JsonRpcTransportFactory, signer(n), { ...w.o, replyTo }) as any],
+    }).createFromAgentCard(ROOM_CARD);
+  return { ...w, sdk: await sdkOf(2, 'mb-p-caller'), sdkOf };
 }
 
 const request = (text: string, more: object = {}, configuration?: object): any =>
@@ -273,5 +259,57 @@ describe('the published client, through rooms', () => {
     expect(await run(collect(sdk.sendMessageStream(request('hello'))))).toEqual(['message']);
     const asked: any = await run(sdk.sendMessage(request('ask colour')));
     expect(await run(collect(sdk.resubscribeTask({ tenant: '', id: asked.id })))).toEqual(['task']);
+  });
+});
+
+describe('the published handler behind a mailbox, the published client in front of it', () => {
+  test('messages, tasks, questions, lists, and what is refused', async () => {
+    const { sdk, run } = await client('with the SDK');
+    const hello: any = await run(sdk.sendMessage(request('hello')));
+    expect(Message.toJSON(hello).parts).toEqual([{ text: 'hello to you' }]);
+    const asked: any = await run(sdk.sendMessage(request('ask colour')));
+    expect(asked.status.state).toBe(types.TaskState.TASK_STATE_INPUT_REQUIRED);
+    const done: any = await run(sdk.sendMessage(request('blue', { taskId: asked.id })));
+    expect(Task.toJSON(done)).toMatchObject({
+      status: { state: 'TASK_STATE_COMPLETED' },
+      artifacts: [{ name: 'answer', parts: [{ text: 'blue' }] }],
+    });
+    const slow: any = await run(sdk.sendMessage(request('slow job', {}, { returnImmediately: true })));
+    const canceled = await run(sdk.cancelTask({ tenant: '', id: slow.id, metadata: {} }));
+    expect(canceled.status!.state).toBe(types.TaskState.TASK_STATE_CANCELED);
+    await expect(run(sdk.getTask({ tenant: '', id: 'x' }))).rejects.toThrow(/not found/i);
+  });
+
+  test('streams end with the task, and with who reads them', async () => {
+    const { sdk, run } = await client('with the SDK');
+    const kinds: string[] = [];
+    const items = sdk.sendMessageStream(request('echo a b'));
+    await run(
+      (async () => {
+        for await (const { payload } of items as any) kinds.push(payload.$case);
+      })(),
+    );
+    expect(kinds).toEqual(['task', 'artifactUpdate', 'statusUpdate']);
+    const left = sdk.sendMessageStream(request('slow job'));
+    expect((await run(left.next())).value).toMatchObject({ payload: { $case: 'task' } });
+    await run(left.return(undefined));
+  });
+
+  test('a task is seen by the key that made it, and by nobody else', async () => {
+    const { sdk, sdkOf, run } = await client('with the SDK');
+    const asked: any = await run(sdk.sendMessage(request('ask colour')));
+    expect((await run(sdk.getTask({ tenant: '', id: asked.id }))).id).toBe(asked.id);
+    const other = await sdkOf(3, 'mb-p-other');
+    await expect(run(other.getTask({ tenant: '', id: asked.id }))).rejects.toThrow(/not found/i);
+  });
+
+  test.each([
+    ['no mailbox', 'http://local.test/r/lobby'],
+    ['another service', 'http://elsewhere.test/r/mb-p-agent'],
+    ['no room', 'http://local.test/'],
+  ])('a card that names %s is refused', async (_, url) => {
+    const { o } = world();
+    const factory = new RoomTransportFactory(JsonRpcTransportFactory, signer(2), { ...o, replyTo: 'mb-p-caller' });
+    await expect(factory.create(url, ROOM_CARD)).rejects.toMatchObject({ code: 'bad_name' });
   });
 });
