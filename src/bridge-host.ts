@@ -38,8 +38,8 @@ import { isObject, type Json } from './frames.ts';
 import type { Clock } from './http.ts';
 import { isMcpId, MCP_VERSION, PROTOCOL_VERSION, SERVER_INFO, SUBSCRIPTION_ID } from './mcp.ts';
 import { CLIENT_INFO } from './mcp-peer.ts';
-import { LEVELS, LOG_LEVEL } from './notices.ts';
-import { BUSY } from './serve.ts';
+import { LEVELS, LOG_LEVEL, REQUEST_ID } from './notices.ts';
+import { BUSY, DENIED } from './serve.ts';
 import { CLIENT_CAPABILITIES } from './toolcall.ts';
 
 /** Most requests of one host that wait for an answer. */
@@ -56,11 +56,14 @@ const MAX_RELISTEN_MS = 300_000;
 
 /** Where the messages of a translation go. */
 export interface HostSides {
-  toHost(message: JsonObject): void;
+  /** @param about the host's id of the request that the message belongs to, if it is not its answer */
+  toHost(message: JsonObject, about?: Id): void;
   toRoom(message: JsonObject): void;
   clock: Clock;
   /** For those whose server says nothing: what to look at. */
   hint?: string;
+  /** For those whose key the server does not let in: what to do. */
+  denied?: string;
 }
 
 /** What the host said of itself. */
@@ -415,13 +418,23 @@ export class HostSide {
         const listening = typeof tag === 'string' ? this.#listening.get(tag) : undefined;
         if (listening) this.#told(tag as string, listening, frame);
         else if (typeof tag !== 'string' || !tag.startsWith(OURS)) {
-          this.#o.toHost(this.#session ? withoutProtocolMeta(frame) : frame);
+          this.#o.toHost(this.#session ? withoutProtocolMeta(frame) : frame, this.#about(frame));
         }
         break;
       }
       default:
       // A server asks nothing, in this revision.
     }
+  }
+
+  /** The host's id of the request that a notification belongs to. */
+  #about(frame: JsonObject): Id | undefined {
+    const id = metaIn(frame)[REQUEST_ID] as Id | undefined;
+    const { progressToken } = objectIn(frame, 'params');
+    const of = ({ params }: Pending): boolean => objectIn(params, '_meta')['progressToken'] === progressToken;
+    const pending =
+      this.#pending.get(id ?? null) ?? (progressToken === undefined ? undefined : [...this.#pending.values()].find(of));
+    return pending?.hostId ?? id;
   }
 
   #response(frame: JsonObject): void {
@@ -444,9 +457,11 @@ export class HostSide {
   /** The result of a request for the host; undefined while the host is asked. */
   #resultOf(id: Id, pending: Pending, { result, error }: JsonObject): JsonObject | undefined {
     if (!isObject(result)) {
-      if (pending.method === 'server/discover') this.#session = undefined;
       const { code, message, data } = carriedError(error);
-      throw new RpcError(code, message, data);
+      if (pending.method !== 'server/discover') throw new RpcError(code, message, data);
+      this.#session = undefined;
+      const { denied } = this.#o;
+      throw new RpcError(code, code === DENIED && denied !== undefined ? `${message}: ${denied}` : message, data);
     }
     if (pending.method === 'server/discover') return this.#discovered(result as JsonObject);
     const { resultType = 'complete', ttlMs: _t, cacheScope: _c, _meta, ...rest } = result as JsonObject;
@@ -490,7 +505,7 @@ export class HostSide {
       return rpcRequest(name, method, method === 'elicitation/create' ? elicitation(params, version, name) : params);
     });
     if (asked.length === 0) this.#retry(pending);
-    for (const question of asked) this.#o.toHost(question);
+    for (const question of asked) this.#o.toHost(question, pending.hostId);
   }
 
   /** The host has answered a question. */

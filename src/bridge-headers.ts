@@ -1,0 +1,110 @@
+/**
+ * What the HTTP binding of MCP 2026-07-28 wants in headers beside the message, so that who only looks at headers sees what
+ * the message says: compared, and refused where they differ.
+ *
+ * @module
+ */
+import { objectIn } from './bridge-handshake.ts';
+import { fromUtf8 } from './bytes.ts';
+import type { JsonObject } from './dispatch.ts';
+import { RpcError } from './errors.ts';
+import { isObject, type Json } from './frames.ts';
+import { PROTOCOL_VERSION } from './mcp.ts';
+
+const HEADER_MISMATCH = -32020;
+/** Tools whose parameters are remembered to be in headers. */
+const MAX_TOOLS = 4096;
+
+/** The parameter that each of these methods has in `Mcp-Name` too. */
+const NAMED: { readonly [method: string]: string } = {
+  'tools/call': 'name',
+  'prompts/get': 'name',
+  'resources/read': 'uri',
+};
+
+type Header = (name: string) => string | undefined;
+
+const mismatch = (what: string): RpcError => new RpcError(HEADER_MISMATCH, `Header mismatch: ${what}`);
+
+/** The value in a header, which may be wrapped in base64; undefined for one that is ill-formed. */
+function decoded(value: string): string | undefined {
+  const [, base64] = /^=\?base64\?(.*)\?=$/.exec(value) ?? [];
+  if (base64 === undefined) return /^[\t\x20-\x7e]*$/.test(value) ? value : undefined;
+  if (!/^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$/.test(base64)) return undefined;
+  return fromUtf8(Uint8Array.from(atob(base64), (char) => char.charCodeAt(0)));
+}
+
+/**
+ * Compares the standard headers of a request with what it says.
+ *
+ * @throws RpcError -32020 one is missing, ill-formed, or says something else
+ */
+export function checkHeaders(header: Header, message: JsonObject): void {
+  const { method } = message as { method: string };
+  const params = objectIn(message, 'params');
+  const version = header('mcp-protocol-version');
+  if (version === undefined) throw mismatch('MCP-Protocol-Version is missing');
+  if (version !== objectIn(params, '_meta')[PROTOCOL_VERSION])
+    throw mismatch('MCP-Protocol-Version is not that of _meta');
+  if (header('mcp-method') === undefined) throw mismatch('Mcp-Method is missing');
+  if (header('mcp-method') !== method) throw mismatch('Mcp-Method is not the method');
+  const named = Object.hasOwn(NAMED, method) ? NAMED[method]! : undefined;
+  if (named === undefined) return;
+  const name = header('mcp-name');
+  if (name === undefined) throw mismatch('Mcp-Name is missing');
+  if (decoded(name) !== params[named]) throw mismatch(`Mcp-Name is not the ${named}`);
+}
+
+/** Where the parameters are that have a header of their own, by its name. */
+type Mirrored = Map<string, string[]>;
+
+/** The parameters that tools want to see in headers, as far as their lists were seen. */
+export class ParamHeaders {
+  readonly #tools = new Map<string, Mirrored>();
+
+  /** Takes note of a list of tools. */
+  learn(result: JsonObject): void {
+    if (!Array.isArray(result['tools'])) return;
+    for (const tool of result['tools']) {
+      const name = isObject(tool) ? tool['name'] : undefined;
+      if (typeof name !== 'string') continue;
+      const mirrored: Mirrored = new Map();
+      collect(objectIn(tool, 'inputSchema'), [], mirrored);
+      this.#tools.delete(name);
+      if (mirrored.size === 0) continue;
+      if (this.#tools.size >= MAX_TOOLS) this.#tools.delete(this.#tools.keys().next().value!);
+      this.#tools.set(name, mirrored);
+    }
+  }
+
+  /** @throws RpcError -32020 a header is missing, ill-formed, or not what the arguments say */
+  check(header: Header, message: JsonObject): void {
+    const params = objectIn(message, 'params');
+    const mirrored = message['method'] === 'tools/call' ? this.#tools.get(String(params['name'])) : undefined;
+    for (const [name, path] of mirrored ?? []) {
+      let value: Json | undefined = params['arguments'];
+      for (const step of path)
+        value = isObject(value) && Object.hasOwn(value, step) ? (value as JsonObject)[step] : undefined;
+      const given = header(`mcp-param-${name}`);
+      const isThere = value !== undefined && value !== null;
+      if (!isThere && given === undefined) continue;
+      if (!isThere) throw mismatch(`Mcp-Param-${name} stands for no argument`);
+      if (given === undefined) throw mismatch(`Mcp-Param-${name} is missing`);
+      const text = decoded(given);
+      const isSame = typeof value === 'number' ? text?.trim() !== '' && Number(text) === value : text === String(value);
+      if (!isSame) throw mismatch(`Mcp-Param-${name} is not the argument`);
+    }
+  }
+}
+
+/** The annotated properties that a chain of `properties` leads to. */
+function collect(schema: JsonObject, path: string[], into: Mirrored): void {
+  if (path.length > 16) return;
+  for (const [name, property] of Object.entries(objectIn(schema, 'properties'))) {
+    if (!isObject(property)) continue;
+    const header = property['x-mcp-header'];
+    if (typeof header === 'string' && /^[\w!#$%&'*+.^`|~-]+$/.test(header))
+      into.set(header.toLowerCase(), [...path, name]);
+    collect(property as JsonObject, [...path, name], into);
+  }
+}

@@ -1,0 +1,93 @@
+/**
+ * The answer to one HTTP request, which may turn out to be one message or a stream of them.
+ *
+ * @module
+ */
+import type { ServerResponse } from 'node:http';
+import type { JsonObject } from './dispatch.ts';
+import type { Clock } from './http.ts';
+
+/** How long an answer may be silent, ms, before something is written, so that nobody takes it for dead. */
+const SILENCE_MS = 15_000;
+/** Most bytes that wait for a reader who does not read. */
+const MAX_UNREAD = 16 << 20;
+
+export class HttpAnswer {
+  /** Headers beside those of the content. */
+  readonly headers: Record<string, string> = {};
+  readonly #response: ServerResponse;
+  readonly #clock: Clock;
+  readonly #over = new AbortController();
+  #isStream = false;
+  #isHeld = false;
+
+  constructor(response: ServerResponse, clock: Clock) {
+    this.#response = response;
+    this.#clock = clock;
+    response.once('close', () => this.#over.abort());
+    response.on('error', () => {});
+  }
+
+  /** Calls back once it is over: ended by us, or because the other side hung up. */
+  onEnd(run: () => void): void {
+    if (this.#over.signal.aborted) run();
+    else this.#over.signal.addEventListener('abort', run, { once: true });
+  }
+
+  /** A status, and perhaps an error; nothing follows. */
+  refuse(status: number, error?: JsonObject, headers: Record<string, string> = {}): void {
+    if (this.#isStream || this.#response.writableEnded) {
+      this.end();
+      return;
+    }
+    const body = error && JSON.stringify(error);
+    const type = body === undefined ? {} : { 'content-type': 'application/json' };
+    this.#response.writeHead(status, { ...this.headers, ...type, ...headers }).end(body);
+  }
+
+  /** Begins a stream. */
+  open(): void {
+    if (this.#isStream || this.#response.writableEnded) return;
+    this.#isStream = true;
+    const headers = { 'content-type': 'text/event-stream', 'cache-control': 'no-cache', 'x-accel-buffering': 'no' };
+    this.#response.writeHead(200, { ...this.headers, ...headers });
+    this.#response.flushHeaders();
+    this.holdOpen();
+  }
+
+  /** Something is written now and then, as long as the answer is waited for. */
+  holdOpen(): void {
+    if (this.#isHeld) return;
+    this.#isHeld = true;
+    void (async () => {
+      try {
+        for (;;) {
+          await this.#clock.sleep(SILENCE_MS, this.#over.signal);
+          this.open();
+          if (!this.#response.writableEnded) this.#response.write(':\n\n');
+        }
+      } catch {
+        // It is over.
+      }
+    })();
+  }
+
+  /** A message before the last one. */
+  send(message: JsonObject): void {
+    this.open();
+    if (this.#response.writableEnded) return;
+    if (this.#response.writableLength > MAX_UNREAD) this.#response.destroy();
+    else this.#response.write(`event: message\ndata: ${JSON.stringify(message)}\n\n`);
+  }
+
+  /** The last message, if there is one. @param status of an answer that is nothing but this message */
+  end(message?: JsonObject, status = 200): void {
+    if (this.#response.writableEnded) return;
+    if (!this.#isStream && message) this.refuse(status, message);
+    else {
+      if (message) this.send(message);
+      else if (!this.#isStream) this.#response.writeHead(503, this.headers);
+      this.#response.end();
+    }
+  }
+}
