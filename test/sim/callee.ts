@@ -20,14 +20,18 @@ export class Callee extends Program {
   readonly disk: Disk;
   readonly stop: AbortController = new AbortController();
   hasStopped = false;
+  /** Shared by all servers of one mailbox. */
+  readonly label: string;
 
-  constructor(world: World, name: string, room: string) {
-    super(world, name, room);
+  constructor(world: World, name: string, room: string, label: string) {
+    super(world, name, room, label);
+    this.label = label;
     this.disk = new Disk(world.timeline, this.random);
   }
 
   protected async main(process: Process, signer: Signer): Promise<void> {
     const { disk, world } = this;
+    const { leaseMs } = world.plan;
     const o = this.options(process);
     const ledger = await loggedLedger('the ledger', disk.text, disk.log(process));
     await publishIdentity(signer, { mailbox: this.room }, o).catch((cause) => world.invariants.typed(this.name, cause));
@@ -36,6 +40,7 @@ export class Callee extends Program {
       methods: this.#methods(process),
       ledger: world.setup.bug === 'forgetful-ledger' ? forgetful(ledger) : ledger,
       cursor: disk.cursor(process),
+      ...(leaseMs !== undefined && { claim: { leaseMs } }),
       deadlineMs: 12_000,
       concurrency: 4,
       signal: this.stop.signal,
@@ -44,18 +49,18 @@ export class Callee extends Program {
   }
 
   #methods(process: Process): Map<string, Handler> {
-    const { world, name, random } = this;
+    const { world, label, random } = this;
     const handler =
       (answer: (n: number, from: string) => unknown, ms: () => number = () => 0, mayAgain = false): Handler =>
       async (params, { from, id }) => {
         const n = numberOf(params);
-        if (process.isAlive) world.invariants.ran(name, from, id, n, mayAgain);
+        if (process.isAlive) world.invariants.ran(label, from, id, n, mayAgain);
         const wait = ms();
         if (wait > 0) await process.clock.sleep(wait);
         return answer(n, from);
       };
     const right = (n: number, from: string): string =>
-      answerOf(name, from, world.setup.bug === 'answers-another' ? n - 1 : n);
+      answerOf(label, from, world.setup.bug === 'answers-another' ? n - 1 : n);
     return new Map<string, Handler>([
       ['quick', handler(right)],
       ['slow', handler(right, () => random.between(50, 14_000))],

@@ -18,6 +18,8 @@ export interface Question {
   readonly timeoutMs: number;
   readonly byDid: boolean;
   readonly positional: boolean;
+  /** Whether it may share its message with others. */
+  readonly batch: boolean;
   /** How often it is asked at most. */
   readonly attempts: number;
   /** Must be answered: nothing goes wrong any more. */
@@ -36,11 +38,13 @@ export class Caller extends Program {
   highest = 0;
   highestBefore = 0;
   readonly #publishes: boolean;
+  readonly #batches: boolean;
   readonly #asking: Set<Question> = new Set();
 
   constructor(world: World, name: string, room: string) {
     super(world, name, room);
     this.#publishes = this.random.chance(0.3);
+    this.#batches = this.random.chance(0.3);
     for (let i = 0; i < world.plan.questions; i++) this.#plan();
   }
 
@@ -62,6 +66,7 @@ export class Caller extends Program {
       timeoutMs: random.pick([5000, 15_000, 30_000]),
       byDid: random.chance(0.15),
       positional: this.#publishes && random.chance(0.3),
+      batch: this.#batches,
       attempts: own ? 1 + random.int(3) : 1,
       final: false,
       asked: 0,
@@ -81,6 +86,7 @@ export class Caller extends Program {
       timeoutMs: MINUTE,
       byDid: false,
       positional: false,
+      batch: this.#batches,
       attempts: 1,
       final: true,
       asked: 0,
@@ -109,7 +115,9 @@ export class Caller extends Program {
       if (!question) await process.clock.sleep(1000);
       else {
         void this.#ask(question, process, signer);
-        if (!question.final) await process.clock.sleep(this.random.between(0, pause));
+        // Who shares messages asks several things at once.
+        const isMore = this.#batches && this.random.chance(0.6);
+        if (!question.final && !isMore) await process.clock.sleep(this.random.between(0, pause));
       }
     }
   }
@@ -141,7 +149,7 @@ export class Caller extends Program {
 
   async #exchange(question: Question, process: Process, signer: Signer): Promise<string> {
     const { world } = this;
-    const { n, callee, method, id, retry, timeoutMs, byDid, positional } = question;
+    const { n, callee, method, id, retry, timeoutMs, byDid, positional, batch } = question;
     const to = byDid ? callee.did : callee.room;
     const params = positional ? [n] : { n };
     const o = this.options(process);
@@ -154,10 +162,11 @@ export class Caller extends Program {
       replyTo: this.room,
       timeoutMs,
       retry,
+      batch,
       ...(id !== undefined && { id }),
       ...(world.setup.bug !== 'trusts-anybody' && { peer: callee.did }),
     });
-    const wanted = method === 'big' ? BIG : method === 'fail' ? undefined : answerOf(callee.name, this.did, n);
+    const wanted = method === 'big' ? BIG : method === 'fail' ? undefined : answerOf(callee.label, this.did, n);
     if (result !== wanted) {
       world.invariants.violate(`question ${n} got the answer ${JSON.stringify(result).slice(0, 200)}`);
     }

@@ -34,6 +34,8 @@ export class Hostile {
   readonly #keys: Signer[];
   /** Rooms whose ring they filled. */
   readonly flooded: Set<string> = new Set();
+  /** Questions that they sent on, also such as the service had refused. */
+  readonly replayed: Set<number> = new Set();
   #nonce = EPOCH + 60_000;
   #address = 0;
   #requests = 0;
@@ -91,7 +93,11 @@ export class Hostile {
     }
     if (kind === 1) {
       this.#count('replay');
-      for (let i = 0; i < 10 && network.captured.length > 0; i++) await this.#fetch(random.pick(network.captured));
+      for (let i = 0; i < 10 && network.captured.length > 0; i++) {
+        const path = random.pick(network.captured);
+        for (const [, n] of path.matchAll(/%22n%22%3A(\d+)/g)) this.replayed.add(Number(n));
+        await this.#fetch(path);
+      }
       return;
     }
     if (kind === 2) {

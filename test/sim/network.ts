@@ -109,6 +109,7 @@ export class Network {
     if (fate.fault === 'slow') fate.upMs += random.between(50, 3000);
     if (fate.fault) this.count(fate.fault);
     if (path.includes('/say-signed/')) {
+      if (path.includes('/%5B%7B')) this.count('batch');
       if (this.captured.length < 200) this.captured.push(path);
       else this.captured[random.int(200)] = path;
     }

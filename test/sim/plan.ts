@@ -37,6 +37,8 @@ export interface Setup {
 /** What one seed makes of the world. */
 export interface Plan {
   callees: number;
+  /** Set where two servers share each mailbox: how long their leases last, ms. */
+  leaseMs: number | undefined;
   callers: number;
   /** Questions of each caller. */
   questions: number;
@@ -61,6 +63,7 @@ export function planOf(seed: number): Plan {
   const rate = (most: number): number => level * random.between(0.2, 1) * most;
   return {
     callees: 1 + random.int(2),
+    leaseMs: new Random(seed, 'claims').pick([undefined, undefined, undefined, 30_000, 60_000]),
     callers: 2 + random.int(2),
     questions: 4 + random.int(8),
     activeMs: random.between(1.5, 4) * MINUTE,

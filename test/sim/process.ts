@@ -86,12 +86,13 @@ export abstract class Program {
   readonly #seed: Uint8Array;
   readonly #offset: number;
 
-  constructor(world: World, name: string, room: string) {
+  /** @param key whose key it has; default: its own */
+  constructor(world: World, name: string, room: string, key: string = name) {
     this.world = world;
     this.name = name;
     this.room = room;
     this.random = new Random(world.setup.seed, name);
-    this.#seed = this.random.bytes(32);
+    this.#seed = new Random(world.setup.seed, `key of ${key}`).bytes(32);
     this.signer = Signer.fromSeed(this.#seed);
     this.#offset = EPOCH + this.random.between(-2, 2) * MINUTE;
   }

@@ -58,7 +58,11 @@ export class World {
     this.network.resign = (path) => this.#signedAgain(path);
     const kind = this.plan.ephemeral ? 'e-' : '';
     const { callees, callers } = this.plan;
-    for (let i = 0; i < callees; i++) this.callees.push(new Callee(this, `callee${i}`, `mb-${kind}p-callee${i}`));
+    const servers = this.plan.leaseMs === undefined ? [''] : ['a', 'b'];
+    for (let i = 0; i < callees; i++) {
+      const label = `callee${i}`;
+      for (const which of servers) this.callees.push(new Callee(this, label + which, `mb-${kind}p-${label}`, label));
+    }
     for (let i = 0; i < callers; i++) this.callers.push(new Caller(this, `caller${i}`, `mb-${kind}p-caller${i}`));
     this.hostile = new Hostile(this);
   }
@@ -150,6 +154,7 @@ export class World {
   async run(): Promise<Outcome> {
     const { plan, network, invariants } = this;
     const isDone = (): boolean => this.callers.every((caller) => caller.isDone);
+    if (plan.leaseMs !== undefined) network.count('claims');
     for (const callee of this.callees) callee.start();
     await this.#pass(3000);
 
@@ -166,7 +171,8 @@ export class World {
     network.rates = {};
     for (const { process } of [...this.callers, ...this.callees]) process!.diesIn = undefined;
     await this.#pass(3 * MINUTE);
-    for (const caller of this.callers) for (const callee of this.callees) caller.askInPeace(callee);
+    const mailboxes = new Map(this.callees.map((callee) => [callee.label, callee]));
+    for (const caller of this.callers) for (const callee of mailboxes.values()) caller.askInPeace(callee);
     await this.#pass(5 * MINUTE, isDone);
     invariants.everythingEnded();
 
