@@ -10,7 +10,7 @@ import { fromBase64url, fromUtf8, toBase64url, utf8 } from './bytes.ts';
 import type { JsonObject } from './dispatch.ts';
 import { TechnocoreError } from './errors.ts';
 import { decode, encodeLong, isObject } from './frames.ts';
-import { failureOf, type Options, request, retrying, transportOf } from './http.ts';
+import { failureOf, type Options, request, retrying, shownBase, transportOf } from './http.ts';
 import { checkName, fingerprint, isDid, type NotePath, verify } from './names.ts';
 import { getNote, setNote } from './notes.ts';
 import { PATIENCE_MS } from './rooms.ts';
@@ -162,7 +162,7 @@ export function a2aCard(info: A2ACardInfo, o: Options = {}): A2ACard {
   const at = mailbox !== undefined && {
     supportedInterfaces: [
       {
-        url: `${transportOf(o).base}/r/${checkName(mailbox, 'room')}`,
+        url: `${shownBase(transportOf(o).base)}/r/${checkName(mailbox, 'room')}`,
         protocolBinding: A2A_BINDING,
         protocolVersion: '1.0',
       },

@@ -15,10 +15,10 @@ import {
   mailboxes,
   type Sent,
 } from './channel.ts';
-import { classify, resultOf, rpcNotification, rpcRequest } from './dispatch.ts';
+import { classify, INTERRUPTED, resultOf, rpcNotification, rpcRequest } from './dispatch.ts';
 import { BadKey, BadName, CallTimeout, type RingGap, TechnocoreError } from './errors.ts';
 import { feedOf } from './feed.ts';
-import { decode, encode, isObject, type Json } from './frames.ts';
+import { decode, encode, isDeep, isObject, type Json } from './frames.ts';
 import { budgetOf, healthOf, type Options, onAbort, orAbort, sharedOf, type Transport, transportOf } from './http.ts';
 import { type Identity, resolveIdentity } from './identity.ts';
 import { fingerprint, isDid } from './names.ts';
@@ -62,8 +62,11 @@ type Member = { [key: string]: Json };
  */
 const ANSWER_SHARE = 0.25;
 const ANSWER_MS = 10_000;
-/** Most spilled answers that one call looks at. */
+/** Most spilled answers that one call looks at, of one key, and most keys. */
 const MAX_SPILLED_FRAMES = 4;
+const MAX_SPILLERS = 16;
+/** How far ahead of our clock a nonce may be that a server asks for, ms: a day, as for those that the service asks for. */
+const MAX_AHEAD_MS = 86_400_000;
 
 /** What a conversation makes of a frame that reached it: the end, a sign of life (good for so many ms), or nothing of its own. */
 export type Taken = 'done' | 'alive' | number | undefined;
@@ -428,12 +431,15 @@ export async function converse(
       if (attempt < retries) pause.abort();
       else stop.abort(cause);
     };
-    let spilled = 0;
+    const spilled = new Map<string, number>();
     const unspill = async (frame: Member, from: string): Promise<void> => {
-      if (!channel.spill || spilled++ >= MAX_SPILLED_FRAMES) return;
+      const count = spilled.get(from) ?? 0;
+      // What others send takes nothing from the one whose answer it is.
+      if (!channel.spill || count >= MAX_SPILLED_FRAMES || (count === 0 && spilled.size >= MAX_SPILLERS)) return;
+      spilled.set(from, count + 1);
       try {
         const text = await channel.spill.get(frame[FRAME_MEMBER]!, stop.signal);
-        const answer = decode(text);
+        const answer = isDeep(text) ? undefined : decode(text);
         if (classify(answer) !== 'response' || (answer as Member)['id'] !== id) {
           throw new TechnocoreError('spill_lost', 'what was spilled is not the answer');
         }
@@ -447,6 +453,8 @@ export async function converse(
         else doubt ??= cause;
       }
     };
+    let isAnew = false;
+    let anew: (nonce: string) => Promise<void>;
     const waiting: Waiting = {
       take(frame, kind, from) {
         if (from === channel.self) return;
@@ -459,6 +467,8 @@ export async function converse(
           return;
         }
         if (kind === 'spilled') return void unspill(frame, from);
+        const nonce = kind === 'response' && !isAnew ? nonceAsked(frame, clock.now()) : undefined;
+        if (nonce !== undefined) return void anew(nonce);
         try {
           const taken = take(frame, kind);
           if (taken === undefined) return;
@@ -493,11 +503,28 @@ export async function converse(
         : channel.send(text, how);
     };
 
+    // Our clock is behind, and the server too young to know what else we signed then.
+    anew = async (nonce) => {
+      isAnew = true;
+      t.onEvent({ kind: 'retry', room, id, afterMs: 0, nonce });
+      try {
+        await signer.raiseNonce(room, nonce, clock);
+        sent = await send();
+      } catch (cause) {
+        stop.abort(cause);
+      }
+    };
+
     // The service takes five copies of a text a minute, from anybody.
     const interval = Math.max(timeoutMs / (retries + 1), retries > 4 ? 15_000 : 0);
     for (; attempt <= retries; attempt++) {
       try {
-        sent = await send();
+        const sending = send();
+        sending.catch(() => {});
+        // The answer may be here before the word that the request arrived; and that may never come.
+        const arrived = await Promise.race([sending, finished]);
+        if (!arrived) return;
+        sent = arrived;
         doubt = undefined;
       } catch (cause) {
         // It may have arrived all the same: the answer would tell.
@@ -526,6 +553,13 @@ export async function converse(
     answered?.();
     leave?.();
   }
+}
+
+/** The nonce above which a server wants the same request signed, which it refused because it may be old. */
+function nonceAsked({ error }: Member, now: number): string | undefined {
+  const { code, data } = isObject(error) ? error : {};
+  const nonce = code === INTERRUPTED && isObject(data) ? data['nonce'] : undefined;
+  return typeof nonce === 'string' && /^\d{13}$/.test(nonce) && Number(nonce) <= now + MAX_AHEAD_MS ? nonce : undefined;
 }
 
 function timeoutError(

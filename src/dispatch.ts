@@ -23,6 +23,8 @@ export const INVALID_REQUEST = -32600;
 export const METHOD_NOT_FOUND = -32601;
 export const INVALID_PARAMS = -32602;
 export const INTERNAL_ERROR = -32603;
+/** Begun and not finished: the server stopped, or died, in the middle of it; or before this one began. */
+export const INTERRUPTED = 1001;
 /** A compare-and-set lost; `data.actual` is what is there. */
 export const CONFLICT = 1005;
 

@@ -23,6 +23,8 @@ export interface Incoming {
   readonly seq: number;
   /** Digits that rise with every message of one writer here: an old message that comes again is known by them. */
   readonly nonce?: string;
+  /** When it came there, by the clock of the service, ms. */
+  readonly at?: number;
 }
 
 /** Who listens to a channel. Its methods must return soon and not throw. */
@@ -152,7 +154,7 @@ function medianGap(messages: Message[]): number {
 /** How to listen to a feed. */
 export interface Listening {
   signal?: AbortSignal | undefined;
-  /** Where to begin, if the loop does not run yet; default: what comes from now on. */
+  /** Where to begin; default: what comes from now on. */
   from?: Place | undefined;
   /** Whether messages come after writes that {@link Feed.nudge} tells of, so that it is better to look then than to park. */
   nudged?: boolean;
@@ -161,6 +163,8 @@ export interface Listening {
 interface Registration {
   readonly listener: Listener;
   readonly nudged: boolean;
+  /** Set while it lacks messages that the others have: where it stands. */
+  behind: Place | undefined;
 }
 
 /** One room as all its listeners read it. */
@@ -189,6 +193,7 @@ export class Feed {
 
   /** The place behind the last message that all listeners got. */
   get place(): Place | undefined {
+    for (const { behind } of this.#listeners) if (behind) return behind;
     return this.#place;
   }
 
@@ -205,7 +210,7 @@ export class Feed {
   /** Resolves once no later message can be missed; what it returns ends the listening. */
   async listen(listener: Listener, { signal, from, nudged = false }: Listening = {}): Promise<() => void> {
     // One listener may come again before it has left.
-    const registration = { listener, nudged };
+    const registration: Registration = { listener, nudged, behind: from };
     this.#listeners.add(registration);
     const leave = (): void => {
       if (!this.#listeners.delete(registration) || this.#listeners.size > 0) return;
@@ -218,6 +223,7 @@ export class Feed {
       // Whoever comes while the cursor is being placed waits for the same reads; anew, if all others have left by then.
       while (!this.#loop && this.#listeners.has(registration)) {
         if (!this.#starting || this.#starting.isOff) {
+          registration.behind = undefined;
           const starting = new Joint((off) =>
             this.#start(from, off).finally(() => {
               if (this.#starting === starting) this.#starting = undefined;
@@ -227,6 +233,7 @@ export class Feed {
         }
         await this.#starting.join(signal);
       }
+      if (registration.behind) await this.#catchUp(registration, signal);
     } catch (cause) {
       leave();
       throw cause;
@@ -239,6 +246,26 @@ export class Feed {
     if (this.#loop || this.#starting || this.#cursor.since !== undefined) return;
     this.#cursor.place = place;
     this.#idleSince = this.#t.clock.now();
+  }
+
+  /** Hands over what came between the place where one wants to begin and that where the others are, who wait meanwhile. */
+  #catchUp(one: Registration, signal: AbortSignal | undefined): Promise<void> {
+    const { clock } = this.#t;
+    const caught = this.#taking.then(async () => {
+      const cursor = new RoomCursor(this.#t, this.#cursor.room);
+      cursor.place = one.behind!;
+      const until = clock.now() + PATIENCE_MS;
+      do {
+        const { value } = await retrying(this.#t, until, () => cursor.next(0, signal), signal);
+        if (!value) break;
+        const messages = value.messages.filter(({ seq }) => seq <= this.#cursor.since!);
+        this.#hand(one.listener, this.#incoming(messages), value.gap);
+        one.behind = cursor.place;
+      } while (cursor.since! < this.#cursor.since!);
+      one.behind = undefined;
+    });
+    this.#taking = caught.catch(() => {});
+    return caught;
   }
 
   /** Something was written just now whose answer will come here: look when it can be there. */
@@ -398,18 +425,33 @@ export class Feed {
     return taken;
   }
 
-  #deliver({ gap, messages }: Batch): void {
+  #incoming(messages: readonly Message[]): Incoming[] {
     const { room } = this.#cursor;
-    const incoming = messages.map((m): Incoming => {
+    return messages.map((m) => {
       const from = authorOf(this.#t, room, m);
       const { seq, text, nonce } = m;
-      return nonce === undefined ? { from, text, room, seq } : { from, text, room, seq, nonce };
+      const at = Date.parse(m.ts);
+      return { from, text, room, seq, ...(nonce !== undefined && { nonce }), ...(Number.isFinite(at) && { at }) };
     });
-    for (const { listener } of [...this.#listeners]) {
-      for (const m of incoming) listener.message(m);
-      if (gap) listener.gap(gap);
-    }
+  }
+
+  #deliver({ gap, messages }: Batch): void {
+    const incoming = this.#incoming(messages);
+    for (const { listener, behind } of [...this.#listeners]) if (!behind) this.#hand(listener, incoming, gap);
     this.#place = this.#cursor.place;
+  }
+
+  /** Hands a batch to one listener. One that fails keeps nothing from the others, nor from itself. */
+  #hand(listener: Listener, messages: readonly Incoming[], gap: RingGap | undefined): void {
+    const tell = (what: () => void): void => {
+      try {
+        what();
+      } catch (cause) {
+        this.#t.onEvent({ kind: 'listener-error', room: this.#cursor.room, cause });
+      }
+    };
+    for (const m of messages) tell(() => listener.message(m));
+    if (gap) tell(() => listener.gap(gap));
   }
 }
 

@@ -102,6 +102,20 @@ export function decode(text: string): Frame | undefined {
   }
 }
 
+/** Nesting beyond which a text is not worth reading: what copies, compares or writes its values goes as deep. */
+const MAX_DEPTH = 1000;
+
+/** True for JSON text that is nested too deeply for whoever works on its values. */
+export function isDeep(text: string): boolean {
+  let depth = 0;
+  for (const [token] of text.matchAll(/"[^"\\]*(?:\\.[^"\\]*)*"?|[[\]{}]/gs)) {
+    if (token === '[' || token === '{') {
+      if (++depth > MAX_DEPTH) return true;
+    } else if (token === ']' || token === '}') depth--;
+  }
+  return false;
+}
+
 // A whole string token, so that nothing inside a quoted text is taken for a member; then, if it is a member's name with
 // an integer for value, that integer. A string without end is one token too, or a hostile text would take quadratic time.
 const TOKEN = /("[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?$))(\s*:\s*)?(-?(?:0|[1-9]\d*)(?![\d.eE]))?/gs;

@@ -77,7 +77,7 @@ export function transportOf(o: Options = {}): Transport {
   const base = (o.base ?? environmentUrl() ?? DEFAULT_BASE).replace(/\/+$/, '');
   if (!/^https?:\/\/[^\s/?#]+(\/[^\s?#]*)?$/i.test(base) || !URL.canParse(base)) {
     const where = o.base === undefined ? 'TECHNOCORE_URL' : 'base';
-    throw new BadName(base, `${where} is the address of a service, like http://127.0.0.1:8080`);
+    throw new BadName(shownBase(base), `${where} is the address of a service, like http://127.0.0.1:8080`);
   }
   const fetch = o.fetch ?? globalThis.fetch;
   const clock = o.clock ?? systemClock;
@@ -99,6 +99,9 @@ export function transportOf(o: Options = {}): Transport {
     shared: getOrMake(bases, base, () => new Map()),
   };
 }
+
+/** The address of a service as it may be shown: without the name and password that may be in it. */
+export const shownBase = (base: string): string => base.replace(/^(\w*:?\/*)[^/]*@/, '$1');
 
 /** The value that all users of one transport share under `key`, made at first use. */
 export function sharedOf<T>(t: Transport, key: object, make: () => T): T {
@@ -198,7 +201,7 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
   const forget = onAbort(r.signal, () => stop.abort(r.signal?.reason));
   const timer = new AbortController();
   t.clock.sleep(limitMs, timer.signal).then(
-    () => stop.abort(new Unavailable(`${t.base} gave no complete answer within ${limitMs} ms`)),
+    () => stop.abort(new Unavailable(`${shownBase(t.base)} gave no complete answer within ${limitMs} ms`)),
     () => {},
   );
   // A fetch that ignores its signal must not hold us.
@@ -214,7 +217,11 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
       ...(r.headers && { headers: r.headers }),
       ...(r.body !== undefined && { body: r.body }),
     });
-    return { status: response.status, headers: response.headers, text: await bodyOf(response, r.maxBytes ?? 1 << 24) };
+    return {
+      status: response.status,
+      headers: response.headers,
+      text: await bodyOf(response, r.maxBytes ?? 1 << 24, fetch),
+    };
   })();
   try {
     const reply = await Promise.race([work, stopped]);
@@ -224,7 +231,9 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
   } catch (cause) {
     if (stop.signal.aborted) throw stop.signal.reason;
     if (TechnocoreError.is(cause)) throw cause;
-    throw new Unavailable(`${t.base} could not be reached or broke off`, cause);
+    const shown = shownBase(t.base);
+    // What the platform says of an address with a password quotes it.
+    throw new Unavailable(`${shown} could not be reached or broke off`, shown === t.base ? cause : undefined);
   } finally {
     forget();
     timer.abort(OVER);
@@ -238,11 +247,12 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
 // A reason of its own, or each abort would make an exception with a stack that nobody sees.
 const OVER = 'over';
 
-async function bodyOf(response: Response, maxBytes: number): Promise<string> {
+async function bodyOf(response: Response, maxBytes: number, from: typeof fetch): Promise<string> {
   const announced = Number(response.headers.get('content-length') ?? Number.NaN);
   if (announced > maxBytes) throw new Unavailable(`an answer of ${announced} bytes, and the limit is ${maxBytes}`);
-  // An announced length bounds the body, unless what arrives is compressed.
-  if (!response.body || (announced >= 0 && !response.headers.has('content-encoding'))) return response.text();
+  // Where the platform reads it, an announced length bounds the body, unless what arrives is compressed.
+  const isBound = announced >= 0 && from === globalThis.fetch && !response.headers.has('content-encoding');
+  if (!response.body || isBound) return response.text();
   const reader = response.body.getReader();
   const decoder = new TextDecoder();
   let text = '';

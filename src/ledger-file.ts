@@ -104,7 +104,9 @@ class LoggedState extends LedgerState implements Journaled {
       at(since);
       add(['admit', from, '', null, [begunOf(id, digest, reply)]]);
       if (answer !== undefined) add(['answer', from, id, answer]);
-      if (sent) add(['sent', from, id]);
+      if (sent === undefined) continue;
+      at(sent);
+      add(['sent', from, id]);
     }
     at(this.time);
     return text;

@@ -22,18 +22,22 @@ export interface LedgerMessage {
   room: string;
   /** Digits; rise with every message of one key in one room. Absent on channels that cannot replay. */
   nonce?: string;
+  /** When it came, by the clock of the service, ms: given where an earlier ledger, now lost, may have known it. */
+  at?: number;
   requests: LedgerRequest[];
 }
 
 /**
  * What to do with a request: run it; send the stored answer; leave it, it runs already; leave it, its message is an old
  * one; refuse it, the id stands for another request; leave it, another key waits for an answer under this id in the same
- * place and would take this one for it; say that it was interrupted (an earlier process began it and died); refuse it for
- * now, there is no room to remember it.
+ * place and would take this one for it; say that it was interrupted (an earlier process began it and died); say that it
+ * was signed before this ledger began, so that an earlier one may have taken it (whoever signs it anew with a nonce above
+ * `nonce` is believed); refuse it for now, there is no room to remember it.
  */
 export type Verdict =
   | { kind: 'new' | 'running' | 'old' | 'differs' | 'taken' | 'interrupted' }
   | { kind: 'answered'; answer: string; sent: boolean }
+  | { kind: 'before'; nonce: string }
   | { kind: 'full'; retryAfterMs: number };
 
 /** What a ledger decided about a message. */
@@ -91,7 +95,8 @@ export interface Entry {
   readonly chars: number;
   /** Undefined while it runs. */
   answer?: string;
-  sent?: boolean;
+  /** When the answer was sent, in the ledger's own time. */
+  sent?: number;
   /** Begun by a process that is gone. */
   orphan?: boolean;
 }
@@ -100,6 +105,12 @@ export interface Entry {
 const FLOOR_MS = 86_400_000;
 /** Most that passes between two looks at the clock, ms. */
 const MAX_STEP_MS = 60_000;
+/** How long after its answer was sent an id is still its asker's alone, ms: for as long as others may have been asking. */
+const HOLD_MS = 60_000;
+/** How much older than the ledger a message may be by its nonce, ms: so long may a write take, or a clock be behind. */
+const BEFORE_MS = 60_000;
+/** Nonces that tell the time in ms, as those of most signers do; a counter, or a finer clock, tells nothing. */
+const TIMES = [1_000_000_000_000n, 10_000_000_000_000n] as const;
 
 /**
  * The rules and the bounds, in memory. A durable ledger feeds its log through the same object.
@@ -160,8 +171,27 @@ export class LedgerState implements Ledger {
     }
     const nonce = m.nonce === undefined || /^\d{1,19}$/.test(m.nonce) ? BigInt(m.nonce ?? 0) : -1n;
     const fresh = m.nonce === undefined || nonce > (this.floors.get(name)?.nonce ?? this.letGo);
+    const start = fresh && m.at !== undefined ? this.#startOf(nonce, m.at) : undefined;
+    if (start !== undefined) {
+      return { fresh: false, verdicts: m.requests.map((request) => this.#known(m.from, request, start)) };
+    }
     if (fresh && m.nonce !== undefined) this.raise(name, nonce);
     return { fresh, verdicts: m.requests.map((request) => this.#begin(m.from, request, fresh)) };
+  }
+
+  /**
+   * A nonce that will do, if this one tells that its message was signed before the ledger began. Reckoned back from when
+   * the message came: no clock of ours is compared with anybody's.
+   */
+  #startOf(nonce: bigint, at: number): string | undefined {
+    const start = Math.floor(at - this.time);
+    const isBefore = nonce >= TIMES[0] && nonce < TIMES[1] && nonce < start - BEFORE_MS;
+    return isBefore ? String(start - BEFORE_MS / 2) : undefined;
+  }
+
+  /** Of a message from before: what is known of a request all the same, as it was asked again since. */
+  #known(from: string, request: LedgerRequest, nonce: string): Verdict {
+    return this.entries.has(`${from} ${request.id}`) ? this.#begin(from, request, false) : { kind: 'before', nonce };
   }
 
   protected raise(name: string, nonce: bigint): void {
@@ -186,11 +216,12 @@ export class LedgerState implements Ledger {
     const entry = this.entries.get(name);
     if (entry) {
       if (entry.digest !== digest) return { kind: fresh ? 'differs' : 'old' };
-      if (entry.answer !== undefined) return { kind: 'answered', answer: entry.answer, sent: entry.sent === true };
+      if (!this.#isOurs(from, id, entry.reply)) return { kind: 'taken' };
+      if (entry.answer !== undefined) return { kind: 'answered', answer: entry.answer, sent: entry.sent !== undefined };
       return { kind: entry.orphan ? 'interrupted' : 'running' };
     }
     if (!fresh) return { kind: 'old' };
-    if (reply !== undefined && (this.#askers.get(`${reply} ${id}`) ?? from) !== from) return { kind: 'taken' };
+    if (!this.#isOurs(from, id, reply)) return { kind: 'taken' };
     const { entries, chars, windowMs } = this.limits;
     const held = this.perKey.get(from) ?? { entries: 0, chars: 0 };
     if (
@@ -203,6 +234,22 @@ export class LedgerState implements Ledger {
     }
     this.put(from, id, digest, reply);
     return { kind: 'new' };
+  }
+
+  /**
+   * Whether an answer to `from` under this id cannot be taken by another key for its own, in that place; if so it is the
+   * one that cannot be disturbed from now on.
+   */
+  #isOurs(from: string, id: string, reply: string | undefined): boolean {
+    if (reply === undefined) return true;
+    const place = `${reply} ${id}`;
+    const holder = this.#askers.get(place);
+    if (holder === undefined || holder === from) return true;
+    // Nobody can keep an id from others by having it answered long before they ask.
+    const sent = this.entries.get(`${holder} ${id}`)?.sent;
+    if (sent === undefined || this.time - sent < HOLD_MS) return false;
+    if (this.entries.has(`${from} ${id}`)) this.#askers.set(place, from);
+    return true;
   }
 
   /** Sets an entry, in the place of an earlier one of that name. */
@@ -227,7 +274,7 @@ export class LedgerState implements Ledger {
 
   sent(from: string, id: string): void {
     const entry = this.entries.get(`${from} ${id}`);
-    if (entry?.answer !== undefined) entry.sent = true;
+    if (entry?.answer !== undefined) entry.sent = this.time;
   }
 
   forget(from: string, id: string): void {
@@ -238,7 +285,8 @@ export class LedgerState implements Ledger {
 
   #drop(name: string, entry: Entry): void {
     this.entries.delete(name);
-    if (entry.reply !== undefined) this.#askers.delete(`${entry.reply}${name.slice(entry.from.length)}`);
+    const place = `${entry.reply}${name.slice(entry.from.length)}`;
+    if (entry.reply !== undefined && this.#askers.get(place) === entry.from) this.#askers.delete(place);
     this.#chars -= entry.chars;
     const held = this.perKey.get(entry.from)!;
     if (held.entries === 1) this.perKey.delete(entry.from);
@@ -246,7 +294,14 @@ export class LedgerState implements Ledger {
   }
 }
 
-/** A ledger that lives as long as the process. */
+/**
+ * A ledger that lives as long as the process. What an earlier process took it cannot know, so it believes nothing that
+ * was signed before it began: a nonce that tells the time, as ours do, and a time more than a minute before the ledger's
+ * beginning, is answered 1001 (`data.nonce` is one that would do), and {@link call} then signs anew. A caller whose
+ * nonces are counters, or whose clock is finer than ms, is believed: what such a one signed can be made to run once more
+ * by a stranger who fills the room until the service has forgotten it, after a restart. Where that matters use
+ * {@link fileLedger}, which forgets no nonce.
+ */
 export function memoryLedger(limits?: LedgerLimits): Ledger {
   return new LedgerState(limits);
 }

@@ -11,7 +11,7 @@ import { toBase64url } from './bytes.ts';
 import { type Channel, isChannel } from './channel.ts';
 import { INVALID_PARAMS, type JsonObject, toJson } from './dispatch.ts';
 import { TechnocoreError } from './errors.ts';
-import { isObject, type Json } from './frames.ts';
+import { encodeLong, isObject, type Json } from './frames.ts';
 import { orAbort, sharedOf, transportOf } from './http.ts';
 import { SERVER_INFO } from './mcp.ts';
 import {
@@ -280,7 +280,7 @@ async function readTools(peer: Peer): Promise<{ tools: Tool[]; ttlMs: number; sc
         const page = await ask(peer, 'tools/list', { ...(cursor !== undefined && { cursor }), _meta }, always);
         const { tools: listed, nextCursor } = page;
         if (!Array.isArray(listed) || !optional(nextCursor, isText)) throw badResponse('a list of tools that is none');
-        chars += JSON.stringify(page).length;
+        chars += encodeLong(page).length;
         for (const one of listed as unknown[]) {
           if (!isTool(one) || tools.has(one.name)) {
             peer.t.onEvent({ kind: 'skipped', method: 'tools/list', reason: 'not a tool, or the name of another' });
@@ -422,7 +422,7 @@ async function answersTo(
   for (const [key, question] of Object.entries((inputRequests ?? {}) as { [key: string]: JsonObject })) {
     const { method, params = {} } = question;
     const answer = answererOf(onInput, method, params);
-    if (!answer) throw badResponse(`a request for ${JSON.stringify(method)?.slice(0, 80)}, which was not offered`);
+    if (!answer) throw badResponse(`a request for ${encodeLong(method ?? null).slice(0, 80)}, which was not offered`);
     answers.push([key, toJson(await orAbort(Promise.resolve(answer(params, { key, signal })), signal))]);
   }
   return {

@@ -8,7 +8,7 @@ import { type CallOptions, converse, notify, type Taken } from './call.ts';
 import type { Channel } from './channel.ts';
 import { type JsonObject, resultOf } from './dispatch.ts';
 import { type RpcError, TechnocoreError } from './errors.ts';
-import { isObject, type Json } from './frames.ts';
+import { encodeLong, isObject, type Json } from './frames.ts';
 import { type Transport, transportOf } from './http.ts';
 import { MCP_VERSION, PROTOCOL_VERSION, SELF, UNSUPPORTED_VERSION } from './mcp.ts';
 import type { Signer } from './signer.ts';
@@ -163,7 +163,7 @@ export async function ask(
       if (resultType === 'complete' || (resultType === 'input_required' && method === 'tools/call')) {
         return result as JsonObject;
       }
-      throw badResponse(`a result of the type ${JSON.stringify(resultType).slice(0, 80)}, which is not known here`);
+      throw badResponse(`a result of the type ${encodeLong(resultType).slice(0, 80)}, which is not known here`);
     } catch (cause) {
       const isLost = TechnocoreError.is(cause) && cause.code === 'ring_gap';
       if (!isLost || reissues >= MAX_REISSUES || !mayRepeat()) throw cause;

@@ -52,9 +52,16 @@ export async function readNote(
     return value;
   } catch (cause) {
     if (isMissing(cause)) return undefined;
+    if (isCutOff(cause)) throw new Unavailable('the answer broke off', cause);
     throw cause;
   }
 }
+
+/** The beginning of the word that there is no note, and no more. */
+const isCutOff = (cause: unknown): boolean =>
+  TechnocoreError.is(cause) &&
+  (cause as HttpError).status === 404 &&
+  '404 no note'.startsWith((cause as HttpError).body);
 
 const isMissing = (cause: unknown): boolean =>
   TechnocoreError.is(cause) && (cause as HttpError).status === 404 && /^404 no note/.test((cause as HttpError).body);

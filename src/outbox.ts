@@ -39,13 +39,19 @@ export function respelled(text: string, random: (bytes: number) => Uint8Array): 
 }
 
 /** Writes a frame; where others said the same text so often that the room takes no more of it, in another spelling. */
-export async function sayUnrefused(t: Transport, key: SigningKey, room: string, text: string): Promise<unknown> {
+export async function sayUnrefused(
+  t: Transport,
+  key: SigningKey,
+  room: string,
+  text: string,
+  signal?: AbortSignal,
+): Promise<unknown> {
   try {
-    return await saySigned(t, key, room, text);
+    return await saySigned(t, key, room, text, signal);
   } catch (cause) {
     const other = TechnocoreError.is(cause) && cause.code === 'duplicate_text' ? respelled(text, t.random) : undefined;
     if (other === undefined) throw cause;
-    return saySigned(t, key, room, other);
+    return saySigned(t, key, room, other, signal);
   }
 }
 
@@ -61,6 +67,7 @@ export class Outbox {
   readonly #write: (room: string, text: string) => Promise<unknown>;
   readonly #turns: Turns<Waiting>;
   readonly #lanes = new Set<string>();
+  #closed: { reason: unknown } | undefined;
 
   /** @param regulars who is not to wait for newcomers */
   constructor(t: Transport, write: (room: string, text: string) => Promise<unknown>, regulars?: Regulars) {
@@ -78,7 +85,7 @@ export class Outbox {
    * Writes `text` to `room` when it is the turn of `from`.
    *
    * @throws TechnocoreError `outbox_full`: too much waits; nothing is written
-   * @throws what the write throws
+   * @throws what the write throws; what it was closed with
    */
   send(from: string, room: string, text: string): Promise<void> {
     return this.run(from, room, room, () => this.#write(room, text));
@@ -93,11 +100,18 @@ export class Outbox {
    */
   run(from: string, room: string, lane: string, write: () => Promise<unknown>): Promise<void> {
     return new Promise((resolve, reject) => {
+      if (this.#closed) return reject(this.#closed.reason);
       this.#turns
         .push(from, { lane, write, resolve, reject }, room)
         ?.reject(new TechnocoreError('outbox_full', 'more answers wait than can be written'));
       this.#next();
     });
+  }
+
+  /** Writes nothing more: what waits is refused, with `reason`. */
+  close(reason: unknown): void {
+    this.#closed = { reason };
+    for (let turn = this.#turns.next(() => true); turn; turn = this.#turns.next(() => true)) turn[1].reject(reason);
   }
 
   #next(): void {

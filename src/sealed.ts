@@ -243,7 +243,7 @@ export class SealedLine implements SealedChannel {
     if (!this.#isNew(m.from, BigInt(m.nonce))) return this.#seal.refuse(m, 'an old message');
     this.heard = this.#seal.t.clock.now();
     const text = this.#joined(`${m.from} ${first}`, Number(i), Number(count), opened.text);
-    return text === undefined ? undefined : { from: m.from, text, room: this.room, seq: m.seq, nonce: m.nonce };
+    return text === undefined ? undefined : { ...m, text, room: this.room };
   }
 
   #isNew(from: string, nonce: bigint): boolean {

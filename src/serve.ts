@@ -17,6 +17,7 @@ import {
   type DispatcherOptions,
   type Id,
   INTERNAL_ERROR,
+  INTERRUPTED,
   INVALID_REQUEST,
   type JsonObject,
   rpcError,
@@ -24,8 +25,8 @@ import {
 import { FrameTooLong, type RingGap, TechnocoreError } from './errors.ts';
 import { feedOf } from './feed.ts';
 import { decode, encodeLong, isObject, type Json, MAX_TEXT } from './frames.ts';
-import { budgetOf, type Options, type Transport, transportOf } from './http.ts';
-import { type Admission, type Ledger, memoryLedger, type Verdict } from './ledger.ts';
+import { budgetOf, type Options, sharedOf, type Transport, transportOf } from './http.ts';
+import { type Admission, type Ledger, LedgerState, memoryLedger, type Verdict } from './ledger.ts';
 import { Outbox, sayUnrefused } from './outbox.ts';
 import { attend } from './presence.ts';
 import { type ReplyLimits, ReplyRooms } from './replies.ts';
@@ -36,8 +37,6 @@ import { MAX_SPILLED, SPILL_META, Spills, spilledBytes, spilledFrame, writesFor 
 import { Regulars } from './turns.ts';
 import { Workers } from './workers.ts';
 
-/** Begun and not finished: the server stopped, or died, in the middle of it. */
-export const INTERRUPTED = 1001;
 /** Too much to do; `data.retryAfterMs`. */
 export const BUSY = 1002;
 /** The handler did not end in time. */
@@ -62,9 +61,21 @@ export interface ServeOptions
   queue?: number;
   /** How long a handler may take, ms; default 60,000. */
   deadlineMs?: number;
-  /** Requests and answers; default: in memory. */
+  /**
+   * How long the end may take once `signal` has aborted, ms; default: `deadlineMs` and half a minute. Answers that are not
+   * written by then are left (event `undrained`): a ledger in a file has them for whoever asks again.
+   */
+  drainMs?: number;
+  /**
+   * Requests and answers; default: {@link memoryLedger}, which is lost with the process. Then what was begun before a
+   * restart is asked again by whoever still waits, and runs again; and only what was signed since the start is believed.
+   */
   ledger?: Ledger;
-  /** Where the place in the mailbox is kept; default: nowhere, and serving begins with what comes from now on. */
+  /**
+   * Where the place in the mailbox is kept; default: nowhere, and serving begins with what comes from now on. Needs a
+   * `ledger` that is kept as well, or what was finished would run again: none is refused, and one in memory, which may
+   * outlive the server though not the process, is an event (`forgetful`).
+   */
   cursor?: CursorStore;
   /** `frugal`: one parked read. Default `fast`: a second one, within the read budget, where readers are woken in steps. */
   latency?: 'fast' | 'frugal';
@@ -87,8 +98,10 @@ export interface ServeOptions
 /**
  * Serves methods and tools to whoever writes requests into a mailbox or a channel.
  *
- * @returns resolves after `o.signal` aborts and what was begun is answered
+ * @returns resolves after `o.signal` aborts and what was begun is answered, within `drainMs`
  * @throws BadName the room is no mailbox
+ * @throws TechnocoreError `bad_option`: options that do not go together; `already_served`: the same mailbox is served
+ * through the same transport by another call of this, and not by both with `claim`, so that each would run everything
  * @throws what opening and reading the mailbox throws, when it cannot be waited out
  */
 export async function serve(mailbox: string | Channel, signer: Signer, o: ServeOptions = {}): Promise<void> {
@@ -110,6 +123,9 @@ interface Reply {
   /** The room it leads to; undefined on a channel. */
   readonly room?: string;
 }
+
+/** A message of which it does not matter when it came. */
+type Unplaced = Omit<Incoming, 'at'> & { at?: number | undefined };
 
 /** Most notifications of one request that wait to be written. */
 const MAX_EMITTED = 64;
@@ -139,6 +155,8 @@ class Server implements Listener {
   readonly #unfinished = new Map<number, { from: string; tasks: number }>();
   readonly #share: Share | undefined;
   readonly #sharing = new AbortController();
+  /** Aborts when what is still under way is given up. */
+  readonly #given = new AbortController();
   #saving: Promise<void> | undefined;
   #saved = -1;
   /** The last task of each key: messages of one key are admitted in their order. */
@@ -168,14 +186,24 @@ class Server implements Listener {
       stateKey: signer.derive('mcp-state'),
     });
     this.#ledger = o.ledger ?? memoryLedger();
+    if (o.cursor && !this.#channel) this.#checkLedger(o.ledger);
     this.#regulars = new Regulars(t.clock);
     this.#replies = new ReplyRooms(t, this.#room, o.replyLimits, this.#regulars);
-    this.#outbox = new Outbox(t, (room, text) => sayUnrefused(t, signer, room, text), this.#regulars);
+    const write = (room: string, text: string): Promise<unknown> =>
+      sayUnrefused(t, signer, room, text, this.#given.signal);
+    this.#outbox = new Outbox(t, write, this.#regulars);
     this.#spilled = new Spills(t, signer);
     if (o.claim) this.#share = this.#makeShare(o.claim === true ? undefined : o.claim.leaseMs);
     const concurrency = o.concurrency ?? 16;
     // Some turns are left for others, where there are enough of them.
     this.#workers = new Workers(concurrency, o.queue ?? 1024, concurrency - (concurrency >> 2), this.#regulars);
+  }
+
+  /** With a place that is kept and a ledger that is not, a restart would run once more what was finished. */
+  #checkLedger(ledger: Ledger | undefined): void {
+    if (!ledger) throw new TechnocoreError('bad_option', 'a cursor needs a ledger that is kept as well: fileLedger');
+    // In one process it may outlive this server.
+    if (ledger instanceof LedgerState) this.#t.onEvent({ kind: 'forgetful', room: this.#room });
   }
 
   #makeShare(leaseMs: number | undefined): Share {
@@ -196,6 +224,7 @@ class Server implements Listener {
     promise.catch(() => {});
     this.#ended = reject;
     signal?.throwIfAborted();
+    const alone = this.#channel ? () => {} : this.#alone();
     const onAbort = (): void => resolve();
     signal?.addEventListener('abort', onAbort);
     let leave: (() => void) | undefined;
@@ -215,7 +244,32 @@ class Server implements Listener {
       this.#share?.stop();
       signal?.removeEventListener('abort', onAbort);
       leave?.();
+      alone();
     }
+  }
+
+  /**
+   * Makes sure that nobody else here takes the same requests.
+   *
+   * @returns ends that
+   * @throws TechnocoreError `already_served`
+   */
+  #alone(): () => void {
+    const serving = sharedOf(this.#t, SERVING, () => new Map<string, { servers: number; isShared: boolean }>());
+    const others = serving.get(this.#room);
+    const isShared = this.#share !== undefined;
+    if (others && !(isShared && others.isShared)) {
+      throw new TechnocoreError(
+        'already_served',
+        `${this.#room} is served already, and two servers would each run every request: option claim, for both`,
+      );
+    }
+    const all = others ?? { servers: 0, isShared };
+    all.servers++;
+    serving.set(this.#room, all);
+    return () => {
+      if (--all.servers === 0) serving.delete(this.#room);
+    };
   }
 
   #attend(signal: AbortSignal): Promise<void> {
@@ -262,8 +316,23 @@ class Server implements Listener {
   async drain(): Promise<void> {
     // Subscriptions would go on for long; they end with an answer, like the rest.
     this.#dispatcher.close();
-    while (this.#tasks.size > 0) await Promise.allSettled(this.#tasks);
-    while (this.#saving) await this.#saving;
+    const timer = new AbortController();
+    const drainMs = this.#o.drainMs ?? (this.#o.deadlineMs ?? DEADLINE_MS) + DRAIN_MS;
+    const late = this.#t.clock.sleep(drainMs, timer.signal).then(
+      () => true,
+      () => false,
+    );
+    const drained = (async () => {
+      while (this.#tasks.size > 0) await Promise.allSettled(this.#tasks);
+      while (this.#saving) await this.#saving;
+      return false;
+    })();
+    if (await Promise.race([drained, late])) {
+      this.#t.onEvent({ kind: 'undrained', room: this.#room, tasks: this.#tasks.size });
+      this.#given.abort(OVER);
+      this.#outbox.close(OVER);
+    }
+    timer.abort();
     this.#sharing.abort(OVER);
     await this.#share?.release();
   }
@@ -361,7 +430,12 @@ class Server implements Listener {
     // Without a place for the answer nothing runs: the caller would take silence for failure and ask again.
     const reply = wanted ? await this.#replyTo(m, named) : undefined;
     const asked = reply ? requests : [];
-    const { fresh, verdicts } = await this.#admission(m, whole ? [] : asked, named);
+    // What others finished or began is known by its place, not by when it was signed.
+    const { fresh, verdicts } = await this.#admission(
+      standing === 'new' ? m : { ...m, at: undefined },
+      whole ? [] : asked,
+      named,
+    );
     const isNew = fresh && standing === 'new';
     if (isNew) {
       members.forEach((member, i) => {
@@ -400,7 +474,7 @@ class Server implements Listener {
 
   /** Remembers what another server finished, so that it runs here as little as it would there. */
   async #elsewhere(m: Incoming, requests: JsonObject[], named: unknown): Promise<void> {
-    const { verdicts } = await this.#admission(m, requests, named);
+    const { verdicts } = await this.#admission({ ...m, at: undefined }, requests, named);
     for (const [i, { kind }] of verdicts.entries()) {
       const id = requests[i]!['id'] as Id;
       if (kind === 'new') await this.#ledger.answer(m.from, JSON.stringify(id), interrupted(id));
@@ -408,12 +482,13 @@ class Server implements Listener {
   }
 
   /** What the ledger says. A server whose ledger fails can promise nothing any more, and ends. */
-  async #admission(m: Incoming, requests: JsonObject[], named: unknown): Promise<Admission> {
+  async #admission(m: Unplaced, requests: JsonObject[], named: unknown): Promise<Admission> {
     // What cannot be written down is the frame's fault, and not the ledger's.
     const message = {
       from: m.from,
       room: m.room,
       ...(m.nonce !== undefined && { nonce: m.nonce }),
+      ...(m.at !== undefined && { at: m.at }),
       requests: requests.map((request) => ({
         id: JSON.stringify(request['id']),
         digest: digestOf(request),
@@ -479,6 +554,8 @@ class Server implements Listener {
         return !fresh && verdict.sent ? undefined : verdict.answer;
       case 'interrupted':
         return this.#interrupted(m, request, fresh, reply);
+      case 'before':
+        return this.#refusal(m, before(id, verdict.nonce));
       case 'differs':
         return encodeLong(
           rpcError(id, INVALID_REQUEST, 'Invalid Request: this id stands for another request of yours'),
@@ -608,7 +685,9 @@ class Server implements Listener {
     const channel = this.#channel;
     if (channel) {
       const put = (text: string): Promise<Json> => channel.spill!.put(text);
-      return { send: async (text) => void (await channel.send(await this.#fit(text, put))) };
+      return {
+        send: async (text) => void (await channel.send(await this.#fit(text, put), { signal: this.#given.signal })),
+      };
     }
     const room = await this.#replies.find(m.from, named);
     if (room === undefined || !(this.#o.replyPolicy?.(m.from, room) ?? true)) return undefined;
@@ -700,8 +779,13 @@ const MAX_TASKS = 16_384;
 /** Members of one batch that are no requests, and are told so. */
 const MAX_INVALID = 64;
 
+/** Mailboxes that are served through a transport. */
+const SERVING = {};
+
 /** How long a handler may take, unless told otherwise, ms. */
 const DEADLINE_MS = 60_000;
+/** How long answers may take to be written after that, when the server ends, ms. */
+const DRAIN_MS = 30_000;
 /** How often the ledger is told the time, ms. */
 const PASS_MS = 30_000;
 const OVER = new TechnocoreError('over', 'the server has ended');
@@ -709,6 +793,15 @@ const OVER = new TechnocoreError('over', 'the server has ended');
 const KEPT: ReadonlySet<string> = new Set(['new', 'answered', 'interrupted']);
 
 const denied = (id: Id): string => encodeLong(rpcError(id, DENIED, 'Denied'));
+const before = (id: Id, nonce: string): string =>
+  encodeLong(
+    rpcError(
+      id,
+      INTERRUPTED,
+      'Interrupted: signed before this server began, and whether it was done is not known. Signed anew it is taken; nonces are the time in ms',
+      { nonce },
+    ),
+  );
 const interrupted = (id: Id): string =>
   encodeLong(rpcError(id, INTERRUPTED, 'Interrupted: begun, and whether it was done is not known'));
 

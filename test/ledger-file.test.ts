@@ -390,9 +390,11 @@ describe('a cursor in a file', () => {
       const methods = new Map([['said', ({ n }: { n: number }) => void heard.push(n)]]);
       const serveOnce = async (n: number): Promise<void> => {
         const stop = new AbortController();
+        const ledger = await fileLedger(`${path}.ledger`);
         const serving = serve(ROOM, signer(9), {
           ...w.o,
           methods,
+          ledger,
           cursor: fileCursor(path),
           signal: stop.signal,
           onReady,
@@ -406,6 +408,7 @@ describe('a cursor in a file', () => {
         await until(() => heard.length === n);
         stop.abort();
         await ended;
+        await ledger.close!();
       };
       const alice = signer(1);
       const say = (n: number): Promise<unknown> =>

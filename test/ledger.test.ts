@@ -123,6 +123,56 @@ describe('requests', () => {
   });
 });
 
+test('what was signed before the ledger began is not run, unless it was asked again since', () => {
+  const ledger = new LedgerState();
+  const admit = (nonce: number | string, at: number | undefined, id = '1') => {
+    const message = { from: A, room: 'r', nonce: String(nonce), requests: [{ id, digest: 'd' }] };
+    const { fresh, verdicts } = ledger.admit(at === undefined ? message : { ...message, at }, NOW);
+    return { fresh, ...verdicts[0]! };
+  };
+  const nonce = String(NOW - 30_000);
+  expect(admit(NOW - 61_000, NOW)).toEqual({ fresh: false, kind: 'before', nonce });
+  expect(admit(NOW - 61_000, NOW)).toEqual({ fresh: false, kind: 'before', nonce });
+  expect(admit(nonce, NOW).kind).toBe('new');
+  expect(admit(NOW - 61_000, NOW).kind).toBe('running');
+  // Where its place tells more than its nonce, and where the service's clock was set.
+  expect(admit(NOW - 20_000, undefined, '2').kind).toBe('new');
+  expect(admit(NOW + DAY, NOW + 2 * DAY, '3').kind).toBe('before');
+  expect(admit(NOW + DAY, NOW, '3').kind).toBe('new');
+  // Older than the key's own last one, it is simply old.
+  expect(admit(NOW - 90_000, NOW, '4')).toEqual({ fresh: false, kind: 'old' });
+  // With time, ever older ones are from its own days.
+  const later = new LedgerState();
+  for (let t = 0; t <= 3_600_000; t += 30_000) later.pass(NOW + t);
+  const m = { from: A, room: 'r', at: NOW + 3_600_000, requests: [{ id: '1', digest: 'd' }] };
+  expect(later.admit({ ...m, nonce: String(NOW - 61_000) }, NOW).verdicts[0]!.kind).toBe('before');
+  expect(later.admit({ ...m, nonce: String(NOW - 30_000) }, NOW).verdicts[0]!.kind).toBe('new');
+});
+
+test('nobody keeps an id from another key by having it answered beforehand', () => {
+  const { ledger, admit, pass } = book();
+  const reply = 'mb-victim';
+  expect(admit(B, '1', 'd', { reply }).kind).toBe('new');
+  ledger.answer(B, '1', 'theirs');
+  expect(admit(A, '1', 'd', { reply }).kind).toBe('taken');
+  ledger.sent(B, '1');
+  // While somebody may have been waiting under this id when the answer came.
+  pass(59_000);
+  expect(admit(A, '1', 'd', { reply }).kind).toBe('taken');
+  pass(2000);
+  expect(admit(A, '1', 'd', { reply }).kind).toBe('new');
+  // From now on theirs could be taken for the answer to the other.
+  expect(admit(B, '1', 'd', { reply }).kind).toBe('taken');
+  ledger.answer(A, '1', 'right');
+  ledger.sent(A, '1');
+  expect(admit(B, '1', 'd', { reply }).kind).toBe('taken');
+  pass(61_000);
+  expect(admit(B, '1', 'd', { reply })).toMatchObject({ kind: 'answered', answer: 'theirs' });
+  expect(admit(A, '1', 'd', { reply })).toMatchObject({ kind: 'answered', answer: 'right' });
+  pass(700_000);
+  expect(ledger.size).toMatchObject({ entries: 0, keys: 0, chars: 0 });
+});
+
 describe('time', () => {
   test('an answer is kept for its window, from when it was given, and a running request for as long as it runs', () => {
     const { ledger, admit, pass } = book({ windowMs: 100_000 });
