@@ -30,6 +30,7 @@ import {
   classify,
   type Id,
   INTERNAL_ERROR,
+  INTERRUPTED,
   type JsonObject,
   METHOD_NOT_FOUND,
   rpcError,
@@ -42,7 +43,7 @@ import { isObject, type Json } from './frames.ts';
 import type { Clock, Event } from './http.ts';
 import { MCP_VERSION, PROTOCOL_VERSION, SELF, SERVER_INFO, UNSUPPORTED_VERSION } from './mcp.ts';
 import { LEVELS, LOG_LEVEL, REQUEST_ID } from './notices.ts';
-import { BUSY, INTERRUPTED } from './serve.ts';
+import { BUSY } from './serve.ts';
 import { CLIENT_CAPABILITIES } from './toolcall.ts';
 
 /** How long a server may think about a question of a revision that it may not know, ms. */
