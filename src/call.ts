@@ -472,8 +472,9 @@ export async function converse(
         try {
           const taken = take(frame, kind);
           if (taken === undefined) return;
-          line.peer = from;
-          if (!pins.has(room)) {
+          // A sign of life proves nothing: whoever read the request can send one.
+          if (taken !== 'alive') line.peer = from;
+          if (taken !== 'alive' && !pins.has(room)) {
             if (pins.size >= MAX_PINS) pins.delete(pins.keys().next().value!);
             pins.set(room, from);
           }
@@ -589,7 +590,9 @@ function whyOf(now: number, sent: Sent | undefined, seen: Presence | undefined):
 /**
  * Calls a method of another agent and waits for its answer.
  *
- * @param to the agent's mailbox, its DID (then the identity note names the mailbox), or a channel
+ * @param to the agent's mailbox, its DID (then the identity note names the mailbox), or a channel. Where that note holds no
+ * record that the DID signed, a stranger may have named the mailbox: he can read the request, or keep it from its reader;
+ * an answer still counts only when that DID signed it
  * @param params by name or by position; `_meta` is ours to add to
  * @throws RpcError the other side answered with an error
  * @throws CallTimeout no answer in time; `reason` says what is known
@@ -619,7 +622,7 @@ export async function call<T = any>(
 }
 
 /**
- * Sends a notification: no answer comes, and whether anybody reads it is not known.
+ * Sends a notification: no answer comes, and whether anybody reads it is not known. To a DID it goes as a call does.
  *
  * @throws as {@link call} before the request is written
  */

@@ -215,6 +215,8 @@ export interface DispatchContext {
   emit?: ((frame: Json) => unknown) | undefined;
   /** Most characters of one frame on the way back, by which lists are cut into pages. Default {@link MAX_TEXT}. */
   limit?: number | undefined;
+  /** How early the caller came, among all: the lower, the earlier; default: just now. Where there is too little for all, it goes to these. */
+  rank?: number | undefined;
   /** Told what a handler threw when the caller learns only "Internal error". */
   onError?: ((error: unknown, method: string) => void) | undefined;
 }

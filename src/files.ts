@@ -305,7 +305,8 @@ export class Files {
   async lock(path: string, clock: Clock, signal?: AbortSignal): Promise<() => Promise<void>> {
     const fs = this.#fs;
     const mine = this.#name(path);
-    const deadline = clock.now() + PATIENCE_MS;
+    // Counted by sleeping: clocks get set.
+    let left = PATIENCE_MS;
     try {
       fs.closeSync(await fs.openSync(mine, 'wx', 0o600));
       for (let tries = 0; ; tries++) {
@@ -318,8 +319,10 @@ export class Files {
         }
         // Looking who holds it costs more than trying again.
         if (tries % 8 === 4 && (await this.#takeOver(path, mine))) break;
-        if (clock.now() >= deadline) throw await this.#held(path);
-        await clock.sleep(1 + randomFloat(randomBytes) * Math.min(2 ** tries, 24), signal);
+        if (left <= 0) throw await this.#held(path);
+        const ms = 1 + randomFloat(randomBytes) * Math.min(2 ** tries, 24);
+        left -= ms;
+        await clock.sleep(ms, signal);
       }
     } catch (cause) {
       await this.#release(path, mine);

@@ -103,7 +103,8 @@ function isNewest(t: Transport, did: string, nonce: bigint): boolean {
 
 /**
  * How a DID is reached, by its identity note. The signed record with the highest nonce counts; a note whose record is
- * older than one seen before (through the same service, `fetch` and clock) was put back by somebody and counts for nothing.
+ * older than one seen before (through the same service, `fetch` and clock) was put back by somebody and counts for nothing;
+ * so does one that has none any more. What is not signed a stranger may have written: `signed` tells.
  *
  * @returns undefined when there is no note, or nothing in it that can be used
  * @throws BadName not a did:key
@@ -111,11 +112,15 @@ function isNewest(t: Transport, did: string, nonce: bigint): boolean {
 export async function resolveIdentity(did: string, o: Options = {}): Promise<Identity | undefined> {
   const value = await identityValue(did, o);
   if (value === undefined) return undefined;
+  const t = transportOf(o);
   const record = recordIn(did, value);
   if (record) {
-    const t = transportOf(o);
     if (isNewest(t, did, record.nonce)) return { mailbox: record.mailbox, x25519: record.x25519, signed: true };
     t.onEvent({ kind: 'refused', did, reason: 'an older identity record was put back' });
+    return undefined;
+  }
+  if (seenOf(t).has(did)) {
+    t.onEvent({ kind: 'refused', did, reason: 'the signed identity record was taken away' });
     return undefined;
   }
   const hints = hintsIn(did, value);

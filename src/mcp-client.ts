@@ -382,7 +382,9 @@ function noticesOf({ onProgress, onLog }: McpCallOptions, token: string): Notice
     const { method, params } = frame;
     if (!isObject(params)) return undefined;
     const of = tagOf(frame, REQUEST_ID);
-    if (onProgress && method === 'notifications/progress' && params['progressToken'] === token) {
+    // The token stands in our request for others to copy; whose request it is for, the server says.
+    const isOurs = params['progressToken'] === token && (of === undefined || of === id);
+    if (onProgress && method === 'notifications/progress' && isOurs) {
       const { progress, total, message } = params;
       if (typeof progress !== 'number' || !(progress > reported)) return undefined;
       reported = progress;

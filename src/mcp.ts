@@ -30,6 +30,7 @@ import { type Clock, systemClock } from './http.ts';
 import { Budget, LEVELS, LOG_LEVEL } from './notices.ts';
 import { CLIENT_CAPABILITIES, ToolCall } from './toolcall.ts';
 import { failed, ServedTool, type Tool, type ToolHandler, type ToolOptions, type ToolResult } from './tools.ts';
+import { givesWay, type Holder } from './turns.ts';
 
 /** The revision of MCP spoken here, the only one. */
 export const MCP_VERSION = '2026-07-28';
@@ -136,8 +137,7 @@ interface Pending {
   cancel(reason: string | undefined): void;
 }
 
-interface Listener extends Pending {
-  readonly from: string;
+interface Listener extends Pending, Holder {
   notice(): void;
   end(): void;
 }
@@ -363,13 +363,16 @@ class McpLayer implements Layer {
   }
 
   #listen(id: string | number, { notifications }: JsonObject, context: DispatchContext): Promise<Json | undefined> {
-    const { emit, from = '' } = context;
+    const { emit, from = '', rank = Number.POSITIVE_INFINITY } = context;
     if (!isFilter(notifications)) throw badParams('notifications must say what to listen to');
     const refuse = (why: string): RpcError => new RpcError(INTERNAL_ERROR, why);
     if (emit === undefined) throw refuse('Notices cannot be sent here');
     if (this.#closing.signal.aborted) throw refuse('The server is closing');
     const mine = [...this.#listeners].filter((listener) => listener.from === from).length;
-    if (this.#listeners.size >= MAX_LISTENERS || mine >= MAX_LISTENERS_PER_KEY) throw refuse('Too many subscriptions');
+    const isFull = this.#listeners.size >= MAX_LISTENERS;
+    const given = isFull ? givesWay([...this.#listeners], { from, rank }) : undefined;
+    if (mine >= MAX_LISTENERS_PER_KEY || (isFull && !given)) throw refuse('Too many subscriptions');
+    given?.end();
     const wanted = notifications['toolsListChanged'] === true;
     const tag = { [SUBSCRIPTION_ID]: id };
     return new Promise((resolve) => {
@@ -384,6 +387,7 @@ class McpLayer implements Layer {
       };
       const listener: Listener = {
         from,
+        rank,
         notice: () => {
           if (wanted) emit(rpcNotification('notifications/tools/list_changed', { _meta: tag }));
         },

@@ -19,6 +19,7 @@ import { remember } from './replies.ts';
 import { PATIENCE_MS, readView, saySigned } from './rooms.ts';
 import { NONE, Seal, type SealedChannel, SealedLine } from './sealed.ts';
 import type { Signer } from './signer.ts';
+import { Regulars } from './turns.ts';
 
 /** `hello/1 alice bob p-room 1700 <alice's token> <bob's token> <signature>` */
 const HELLO = 'hello/1';
@@ -152,12 +153,21 @@ const MAX_MEETING = 16;
 const MAX_OFFERS = 1024;
 /** Sessions of one DID: after a crash the earlier ones linger. */
 const PER_PEER = 2;
-/** A session that was silent for so long may be given up for somebody else's, ms. */
+/** A session that was silent for so long may be given up for somebody else's, ms; so may any that lasted for so long. */
 const SILENT_MS = 60_000;
+const LASTED_MS = 120_000;
+/** How often it is looked whether sessions are silent, ms. */
+const LOOK_MS = 10_000;
 
 interface Session {
-  line: SealedLine;
-  stop: AbortController;
+  readonly line: SealedLine;
+  readonly peer: string;
+  readonly stop: AbortController;
+  /** How early its peer came, among all. */
+  readonly rank: number;
+  /** How long it lasts, and how long nothing was heard in it, ms slept: clocks get set. */
+  lasted: number;
+  silent: number;
 }
 
 /**
@@ -205,6 +215,8 @@ class Acceptor implements Listener {
   readonly #offers = new Map<string, true>();
   readonly #sessions = new Set<Session>();
   readonly #tasks = new Set<Promise<void>>();
+  /** Who talked to us before whom. */
+  readonly #regulars: Regulars;
   #meeting = 0;
   #closed = false;
   readonly ended: Promise<never>;
@@ -222,6 +234,7 @@ class Acceptor implements Listener {
     this.#signer = signer;
     this.#run = run;
     this.#o = o;
+    this.#regulars = new Regulars(t.clock);
     this.#privateKey = o.privateKey?.slice() ?? identityKeys(signer).privateKey;
     let end!: (cause: unknown) => void;
     this.ended = new Promise((_, reject) => {
@@ -287,7 +300,8 @@ class Acceptor implements Listener {
     if (!this.#makeRoom(m.from)) return this.#refuse(m, 'too many sessions');
     const answer = { begun: hello.begun, answered: toBase64url(t.random(16)) };
     const line = new SealedLine(seal, m.from, sessionOf(answer));
-    const session: Session = { line, stop: new AbortController() };
+    const rank = this.#regulars.rank(m.from);
+    const session: Session = { line, peer: m.from, stop: new AbortController(), rank, lasted: 0, silent: 0 };
     this.#sessions.add(session);
     try {
       const { generation, lastSeq: since } = view;
@@ -314,19 +328,23 @@ class Acceptor implements Listener {
 
   #forget(session: Session): void {
     this.#sessions.delete(session);
+    if (session.line.heard > 0) this.#regulars.note(session.peer);
     session.line.close();
     session.stop.abort();
   }
 
   /** Ends a session whose other side fell silent. */
-  async #watch({ line, stop }: Session): Promise<void> {
-    const { clock } = this.#t;
+  async #watch(session: Session): Promise<void> {
+    const { line, peer, stop } = session;
     const idleMs = this.#o.idleMs ?? 600_000;
+    const lookMs = Math.min(idleMs / 4, LOOK_MS);
     try {
-      for (let left = idleMs; left > 0; left = line.heard + idleMs - clock.now()) {
-        await clock.sleep(Math.min(left, idleMs), stop.signal);
+      for (let heard = line.heard; session.silent < idleMs; heard = line.heard) {
+        await this.#t.clock.sleep(lookMs, stop.signal);
+        session.lasted += lookMs;
+        session.silent = line.heard === heard ? session.silent + lookMs : 0;
       }
-      stop.abort(new TechnocoreError('idle', `${line.peer} said nothing for ${idleMs} ms`));
+      stop.abort(new TechnocoreError('idle', `${peer} said nothing for ${idleMs} ms`));
     } catch {
       // Ended before.
     }
@@ -334,15 +352,29 @@ class Acceptor implements Listener {
 
   /** Makes room for one more session of `peer`, if that is fair to the others. */
   #makeRoom(peer: string): boolean {
-    const oldest = [...this.#sessions].sort((a, b) => a.line.heard - b.line.heard);
-    const own = oldest.filter(({ line }) => line.peer === peer);
-    const full = this.#sessions.size >= (this.#o.sessions ?? 8);
-    const silent = oldest[0] && this.#t.clock.now() - oldest[0].line.heard >= SILENT_MS ? oldest[0] : undefined;
-    const given = own.length >= PER_PEER ? own[0] : full ? (own[0] ?? silent) : undefined;
+    const all = [...this.#sessions].sort((a, b) => b.silent - a.silent);
+    const own = all.filter((session) => session.peer === peer);
+    const isFull = all.length >= (this.#o.sessions ?? 8);
+    const given = own.length >= PER_PEER || isFull ? (own[0] ?? this.#givesWay(all, peer)) : undefined;
     if (given) {
       this.#sessions.delete(given);
       given.stop.abort(new TechnocoreError('replaced', 'given up for a newer session'));
     }
-    return given !== undefined || !full;
+    return given !== undefined || !isFull;
+  }
+
+  /**
+   * The session to give up for one of `peer`: a silent one, or that of a later comer, or one of several of a key, or one that
+   * lasts for long. So those who were there first are not locked out by keys made in a hurry, nor anybody for ever.
+   */
+  #givesWay(all: Session[], peer: string): Session | undefined {
+    const [first] = all;
+    if (first && first.silent >= SILENT_MS) return first;
+    const rank = this.#regulars.rank(peer);
+    const isOneOfMany = (one: Session): boolean => all.some((other) => other !== one && other.peer === one.peer);
+    const [given] = all
+      .filter((one) => one.rank > rank || one.lasted >= LASTED_MS || isOneOfMany(one))
+      .sort((a, b) => (a.rank === b.rank ? b.lasted - a.lasted : b.rank > a.rank ? 1 : -1));
+    return given;
   }
 }

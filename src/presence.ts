@@ -79,7 +79,7 @@ const MAX_FOUND = 256;
 /**
  * What the server of a mailbox said last, as far as its note can be believed.
  *
- * @param peer the only key whose word counts; undefined: any
+ * @param peer the only key whose word counts. While nobody knows whose mailbox it is, a stranger's would do as well, so none does
  * @param deadline clock time, ms, by which the look must be over
  * @returns undefined: not known
  */
@@ -89,6 +89,7 @@ export async function presenceOf(
   peer: string | undefined,
   deadline: number,
 ): Promise<Presence | undefined> {
+  if (peer === undefined) return undefined;
   const found = sharedOf(t, FOUND, () => new Map<string, { at: number; value: Promise<string | undefined> }>());
   const newest = sharedOf(t, NEWEST, () => new Map<string, number>());
   const now = t.clock.now();
@@ -101,7 +102,7 @@ export async function presenceOf(
   }
   const value = await look.value;
   const presence = value === undefined ? undefined : presenceIn(mailbox, value);
-  if (!presence || (peer !== undefined && presence.did !== peer)) return undefined;
+  if (presence?.did !== peer) return undefined;
   // Older than one seen before: somebody put it back.
   const name = `${mailbox} ${presence.did}`;
   if (presence.at < (newest.get(name) ?? 0)) return undefined;
@@ -117,6 +118,8 @@ export interface Attending {
   presence: boolean;
   /** Whether a message came since this was last asked. */
   heard(): boolean;
+  /** Told once when another program that has the same key says that it serves the mailbox. */
+  onOther?(): void;
   /** Whether the note is to say that nobody is there, when this server ends; default: yes. */
   isLast?(): boolean;
 }
@@ -136,7 +139,7 @@ export async function attend(
   mailbox: string,
   signer: Signer,
   signal: AbortSignal,
-  { presence, heard, isLast = () => true }: Attending,
+  { presence, heard, onOther, isLast = () => true }: Attending,
 ): Promise<void> {
   const { ns, key } = presenceNote(mailbox);
   let last = 0;
@@ -147,6 +150,15 @@ export async function attend(
     const said: Presence = { did: signer.did, at, validMs };
     const value = `${said.did} ${at} ${validMs} ${signer.sign(canonical(mailbox, said))}`;
     await setNote(ns, key, value, { ...t, signal: until });
+  };
+  let isAlone = true;
+  const lookForOthers = async (): Promise<void> => {
+    const value = await readNote(t, ns, key, { signal, timeoutMs: LOOK_MS }).catch(() => undefined);
+    const said = value === undefined ? undefined : presenceIn(mailbox, value);
+    // Only who has the key can say more than we did.
+    if (said?.did !== signer.did || said.at <= last || said.validMs === 0) return;
+    if (isAlone) onOther?.();
+    isAlone = false;
   };
   const attempt = (what: Promise<unknown>): Promise<boolean> =>
     what.then(
@@ -165,6 +177,7 @@ export async function attend(
     for (;;) {
       await whenSpare(t, signal);
       if (presence) {
+        if (told && onOther && isAlone) await lookForOthers();
         told = true;
         await attempt(tell(VALID_MS, signal));
       }

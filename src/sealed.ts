@@ -139,8 +139,8 @@ export class SealedLine implements SealedChannel {
   #backlog: Incoming[] | undefined;
   #release: (() => void) | undefined;
   #history: Promise<void> | undefined;
-  /** Clock time at which the peer was last heard, ms. */
-  heard: number;
+  /** Parts of frames that came. */
+  heard = 0;
 
   constructor(seal: Seal, peer: string | undefined, session: string) {
     this.room = seal.room;
@@ -150,7 +150,6 @@ export class SealedLine implements SealedChannel {
     this.#seal = seal;
     this.#session = session;
     this.#feed = feedOf(seal.t, seal.room);
-    this.heard = seal.t.clock.now();
   }
 
   async send(text: string, o: SendOptions = {}): Promise<Sent> {
@@ -241,16 +240,18 @@ export class SealedLine implements SealedChannel {
     if (this.peer !== undefined && m.from !== this.peer) return this.#seal.refuse(m, 'not the peer');
     if (first === undefined || i === undefined || i > count!) return this.#seal.refuse(m, 'not a frame');
     if (!this.#isNew(m.from, BigInt(m.nonce))) return this.#seal.refuse(m, 'an old message');
-    this.heard = this.#seal.t.clock.now();
+    this.heard++;
     const text = this.#joined(`${m.from} ${first}`, Number(i), Number(count), opened.text);
     return text === undefined ? undefined : { ...m, text, room: this.room };
   }
 
   #isNew(from: string, nonce: bigint): boolean {
     if (nonce <= (this.#floors.get(from) ?? this.#letGo)) return false;
-    const [oldest] = this.#floors;
-    if (this.#floors.size >= MAX_FLOORS && !this.#floors.has(from) && oldest![1] > this.#letGo)
-      this.#letGo = oldest![1];
+    const [, oldest] = this.#floors.entries().next().value ?? [];
+    if (this.#floors.size >= MAX_FLOORS && !this.#floors.has(from)) {
+      // A nonce that no clock gave locks out only the key that used it.
+      if (oldest! > this.#letGo && oldest! <= BigInt(Math.floor(this.#seal.t.clock.now()))) this.#letGo = oldest!;
+    }
     remember(this.#floors, from, nonce, MAX_FLOORS);
     return true;
   }

@@ -279,8 +279,18 @@ class Server implements Listener {
       return was;
     };
     const isLast = (): boolean => this.#share?.isAlone ?? true;
-    return attend(this.#t, this.#room, this.#signer, signal, { presence: this.#o.presence ?? true, heard, isLast });
+    const presence = this.#o.presence ?? true;
+    const others = this.#share ? {} : { onOther: this.#warn };
+    return attend(this.#t, this.#room, this.#signer, signal, { presence, heard, isLast, ...others });
   }
+
+  /** Another program with the same key serves the same mailbox: each runs every request. */
+  readonly #warn = (): void => {
+    const reason =
+      'another program with this key serves this mailbox, and both run every request: option claim, for both';
+    if (!this.#o.onEvent) globalThis.console?.warn(`technocore-rpc: ${this.#room}: ${reason}`);
+    this.#t.onEvent({ kind: 'warning', room: this.#room, reason });
+  };
 
   /** Tells the ledger the time, also while nobody asks for anything. */
   async #passTime(signal: AbortSignal): Promise<void> {
@@ -657,6 +667,7 @@ class Server implements Listener {
         from: m.from,
         room: m.room,
         service: this.#service,
+        rank: this.#regulars.rank(m.from),
         // What waits for long is ended with the dispatcher.
         ...(!open && { signal }),
         emit,

@@ -175,3 +175,30 @@ export class Turns<T> {
     return most;
   }
 }
+
+/** One who holds something for long. */
+export interface Holder {
+  readonly from: string;
+  /** How early its key came: {@link Regulars.rank}. */
+  readonly rank: number;
+}
+
+/**
+ * Who gives up what it holds, when there is no more of it for a newcomer: the oldest of the key that holds most; of equals,
+ * of the latest comer.
+ *
+ * @param held in the order in which they came
+ * @returns undefined: the newcomer gets none
+ */
+export function givesWay<T extends Holder>(held: readonly T[], newcomer: Holder): T | undefined {
+  const counts = new Map([[newcomer.from, 1]]);
+  for (const { from } of held) counts.set(from, (counts.get(from) ?? 0) + 1);
+  const isMore = (a: Holder, b: Holder): boolean => {
+    const more = counts.get(a.from)! - counts.get(b.from)!;
+    return more > 0 || (more === 0 && a.rank > b.rank);
+  };
+  const [first, ...rest] = held;
+  if (!first) return undefined;
+  const most = rest.reduce((best, one) => (isMore(one, best) ? one : best), first);
+  return most.from === newcomer.from || isMore(newcomer, most) ? undefined : most;
+}

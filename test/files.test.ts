@@ -148,6 +148,10 @@ describe('lock', () => {
         new RegExp(`^${path} has been held for 30 s, by process ${process.pid} of this machine;`),
       ),
     });
+    // A clock that is set back all the time makes nobody wait for ever.
+    const { sleep } = quickClock();
+    let now = 1e12;
+    await expect(new Files().lock(path, { now: () => (now -= 1000), sleep })).rejects.toThrow('held for 30 s');
     await release();
     expect(readdirSync(dir)).toEqual([]);
   });

@@ -2,6 +2,8 @@ import { describe, expect, it } from 'vitest';
 import { call } from '../src/call.ts';
 import type { Handler } from '../src/dispatch.ts';
 import { encode, type Json } from '../src/frames.ts';
+import { publishIdentity } from '../src/identity.ts';
+import { acceptSealed, connectSealed } from '../src/meeting.ts';
 import { read } from '../src/rooms.ts';
 import { type ServeOptions, serve } from '../src/serve.ts';
 import type { Signer } from '../src/signer.ts';
@@ -135,4 +137,73 @@ describe('one message of many requests', () => {
     expect(runs).toBe(50);
     await stop();
   });
+});
+
+describe('sealed sessions, all of them taken by keys that keep talking', () => {
+  it('go to others all the same: to one that talked before at once, to a newcomer after a while', async () => {
+    const w = world('modern', { waitersPerAddress: 64 });
+    const mailbox = 'mb-p-flood-sealed';
+    await w.run(publishIdentity(callee, { mailbox }, w.o));
+    const stop = new AbortController();
+    const methods = new Map<string, Handler>([['echo', ({ n }) => n]]);
+    const ended = acceptSealed(
+      mailbox,
+      callee,
+      (channel, signal) => serve(channel, callee, { ...w.o, methods, signal }),
+      { ...w.o, sessions: 2, signal: stop.signal },
+    );
+    await w.clock.advance(1000);
+    const ask = async (key: Signer): Promise<unknown> => {
+      const o = { ...w.o, timeoutMs: 5000 };
+      const channel = await w.run(connectSealed(callee.did, key, o));
+      return w.run(call(channel, 'echo', { n: 7 }, key, o));
+    };
+    expect(await ask(meek)).toBe(7);
+    await w.clock.advance(90_000);
+
+    const talking = new AbortController();
+    const talkers = keys(2).map(async (key) => {
+      const channel = await connectSealed(callee.did, key, w.o);
+      while (!talking.signal.aborted) {
+        await channel.send(requestFrame(`t${w.clock.now()}`, 'nothing'));
+        await w.clock.sleep(15_000);
+      }
+    });
+    await w.clock.advance(20_000);
+    const newcomer = signer(11);
+    await expect(ask(newcomer)).rejects.toMatchObject({ code: 'call_timeout' });
+    expect(await ask(meek)).toBe(7);
+    await w.clock.advance(120_000);
+    expect(await ask(newcomer)).toBe(7);
+    talking.abort();
+    stop.abort();
+    await w.run(Promise.all([ended, ...talkers]));
+    expect(w.clock.sleepers).toBe(0);
+  });
+});
+
+it('a sealed session whose other side fell silent ends in its time, though the clock be set back', async () => {
+  const w = world('modern', { waitersPerAddress: 64 });
+  const mailbox = 'mb-p-flood-sealed';
+  await w.run(publishIdentity(callee, { mailbox }, w.o));
+  let offset = 0;
+  const clock = { now: () => w.clock.now() + offset, sleep: w.clock.sleep.bind(w.clock) };
+  const stop = new AbortController();
+  const ends: unknown[] = [];
+  const live = (_: unknown, signal: AbortSignal): Promise<void> =>
+    new Promise((resolve) => {
+      signal.addEventListener('abort', () => {
+        ends.push(signal.reason.code);
+        resolve();
+      });
+    });
+  const ended = acceptSealed(mailbox, callee, live, { ...w.o, clock, idleMs: 60_000, signal: stop.signal });
+  await w.clock.advance(1000);
+  await w.run(connectSealed(callee.did, meek, w.o));
+  await w.clock.advance(30_000);
+  offset = -3_600_000;
+  await w.clock.advance(50_000);
+  expect(ends).toEqual(['idle']);
+  stop.abort();
+  await w.run(ended);
 });

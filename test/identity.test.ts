@@ -303,6 +303,19 @@ describe('resolveIdentity', () => {
     expect(await resolveIdentity(alice.did, o)).toBeUndefined();
   });
 
+  test('a note whose signed record was taken away says nothing to whoever saw the record', async () => {
+    const service = createLocalService({ limits: FREE });
+    const [o, newcomer] = [agentOf(service), agentOf(service)];
+    await publishIdentity(alice, { mailbox: 'mb-p-own' }, o);
+    expect(await resolveIdentity(alice.did, o)).toMatchObject({ mailbox: 'mb-p-own', signed: true });
+    await overwrite(`${alice.did} mailbox:mb-p-trap`, o);
+    expect(await resolveIdentity(alice.did, o)).toBeUndefined();
+    expect(o.events).toContainEqual(expect.objectContaining({ kind: 'refused', did: alice.did }));
+    expect(await resolveIdentity(alice.did, newcomer)).toMatchObject({ mailbox: 'mb-p-trap', signed: false });
+    await publishIdentity(alice, { mailbox: 'mb-p-own' }, o);
+    expect((await resolveIdentity(alice.did, o))?.mailbox).toBe('mb-p-own');
+  });
+
   test('a note of nothing but forged records costs little', async () => {
     const o = agentOf(createLocalService({ limits: FREE }));
     const forged = Array.from({ length: 56 }, (_, i) => record(mallory, 'm', 99 + i)).join(' ');

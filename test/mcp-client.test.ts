@@ -664,6 +664,7 @@ describe('progress and log lines', () => {
         progress(token, { progress: 1 }),
         progress(token, { progress: 'x' }),
         progress(`${token}x`, { progress: 7 }),
+        progress(token, { progress: 8, _meta: { 'chat.technocore/requestId': `${id}0` } }),
         progress(token, { progress: 2.5, total: '3' }),
         line({ level: 'info', data: { a: 1 }, logger: 'l', _meta: { 'chat.technocore/requestId': id } }),
         line({ level: 'error', data: 'of another', _meta: { 'chat.technocore/requestId': `${id}0` } }),
@@ -706,6 +707,21 @@ describe('progress and log lines', () => {
     const more = { timeoutMs: 5000, onProgress: () => {} };
     expect(await callTool(w, more, 'speaks')).toMatchObject({ content: [text('ok')] });
     expect(await reasonOf(callTool(w, more, 'is silent'))).toMatchObject({ code: 'call_timeout' });
+  });
+
+  test('a stranger’s progress, though the token be right, keeps nobody’s answer away', async () => {
+    const w = world();
+    scripted(w, ({ id, params }) => {
+      void (async () => {
+        const copied = progress(params._meta.progressToken, { progress: 0.5 });
+        await signer(66).say(REPLY, encode({ jsonrpc: '2.0', ...copied } as Json), w.o);
+        await w.clock.sleep(100);
+        await peerKey.say(REPLY, encode({ jsonrpc: '2.0', id, result: done() } as Json), w.o);
+      })();
+      return [];
+    });
+    expect(await callTool(w, { onProgress: () => {} })).toMatchObject({ content: [text('ok')] });
+    expect(await callTool(w, { onProgress: () => {} })).toMatchObject({ content: [text('ok')] });
   });
 
   test('a callback that throws ends the call and cancels it', async () => {

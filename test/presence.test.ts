@@ -1,9 +1,9 @@
 import { describe, expect, it } from 'vitest';
 import { call } from '../src/call.ts';
 import { CallTimeout } from '../src/errors.ts';
-import { budgetOf, type Options, transportOf } from '../src/http.ts';
+import { budgetOf, type Event, type Options, transportOf } from '../src/http.ts';
 import { getNote, setNote } from '../src/notes.ts';
-import { attend, presenceNote } from '../src/presence.ts';
+import { attend, type Presence, presenceNote } from '../src/presence.ts';
 import { read } from '../src/rooms.ts';
 import { type ServeOptions, serve } from '../src/serve.ts';
 import { PROFILES, run, signer, type World, world } from './support.ts';
@@ -19,6 +19,7 @@ const callee = signer(1);
 const caller = signer(2);
 const { ns, key } = presenceNote(MAILBOX);
 const isNote = (url: string): boolean => url.includes(`/kv/${ns}/${key}`);
+const isTold = (url: string): boolean => isNote(url) && url.includes('/set/');
 
 /** Options over a `fetch` that counts: a client of its own, with budgets and inboxes of its own. */
 function counting(w: World, address = 'other'): { o: Options & { clock: VirtualClock }; urls: string[] } {
@@ -66,9 +67,9 @@ async function served(w: World, o: ServeOptions = {}, mailbox = MAILBOX) {
 
 /** How a call without an answer ends. */
 async function timeoutOf(w: World, o: Options, more: { peer?: string; timeoutMs?: number; to?: string } = {}) {
-  const { to = MAILBOX, ...rest } = more;
+  const { to = MAILBOX, peer = callee.did, ...rest } = more;
   const begun = w.clock.now();
-  const work = call(to, 'never', {}, caller, { ...o, replyTo: REPLY, timeoutMs: 5000, ...rest });
+  const work = call(to, 'never', {}, caller, { ...o, replyTo: REPLY, timeoutMs: 5000, peer, ...rest });
   const error = await w.run(work.catch((e) => e));
   expect(error).toBeInstanceOf(CallTimeout);
   return { error: error as CallTimeout, took: w.clock.now() - begun };
@@ -82,11 +83,11 @@ describe.each(PROFILES)('the note of a served mailbox (%s)', (profile) => {
     expect(first).toContain(callee.did);
     expect(first, 'a mailbox is known to those who were told').not.toContain(MAILBOX);
     await w.clock.advance(25 * MINUTE);
-    expect(server.urls.filter(isNote)).toHaveLength(3);
+    expect(server.urls.filter(isTold)).toHaveLength(3);
     expect(await w.run(getNote(ns, key, w.o))).not.toBe(first);
     await server.stop();
     expect(await w.run(getNote(ns, key, w.o))).toMatch(/ \d+ 0 \S+$/);
-    expect(server.urls.filter(isNote)).toHaveLength(4);
+    expect(server.urls.filter(isTold)).toHaveLength(4);
     expect(w.clock.sleepers).toBe(0);
   });
 
@@ -95,7 +96,7 @@ describe.each(PROFILES)('the note of a served mailbox (%s)', (profile) => {
     const server = await served(w, { presence: false });
     await w.clock.advance(HOUR);
     await server.stop();
-    expect(server.urls.filter(isNote)).toEqual([]);
+    expect(server.urls.filter(isTold)).toEqual([]);
     expect(w.clock.sleepers).toBe(0);
   });
 
@@ -135,7 +136,6 @@ describe.each(PROFILES)('the note of a served mailbox (%s)', (profile) => {
     const good = (await w.run(getNote(ns, key, w.o)))!;
     const unknown = { reason: 'no-answer', message: expect.stringContaining('not known') };
 
-    // Who expects nobody in particular takes any key's word, but only for this mailbox.
     expect((await timeoutOf(w, o, { peer: signer(9).did })).error).toMatchObject(unknown);
     for (const forged of [
       'junk',
@@ -188,6 +188,47 @@ describe.each(PROFILES)('the note of a served mailbox (%s)', (profile) => {
     expect(error).toMatchObject({ reason: 'no-room', afterMs: 6000 });
     expect(took).toBeLessThan(6100);
   });
+});
+
+it('counts for nothing while nobody knows whose mailbox it is, and is not looked at', async () => {
+  const w = world();
+  const server = await served(w);
+  await server.stop();
+  const { o, urls } = counting(w);
+  const stranger: Presence = { did: signer(9).did, at: w.clock.now(), validMs: 0 };
+  const text = `rpc-here|${stranger.did}|${MAILBOX}|${stranger.at}|0`;
+  await w.run(setNote(ns, key, `${stranger.did} ${stranger.at} 0 ${signer(9).sign(text)}`, w.o));
+  const work = call(MAILBOX, 'never', {}, caller, { ...o, replyTo: REPLY, timeoutMs: 5000 });
+  expect(await w.run(work.catch((e) => e))).toMatchObject({
+    reason: 'no-answer',
+    message: expect.stringContaining('not known'),
+  });
+  expect(urls.filter(isNote)).toEqual([]);
+});
+
+it('another program with the same key on the same mailbox is told of, once; a restart and a stranger are not', async () => {
+  const w = world();
+  const warnings = (events: Event[]): Event[] => events.filter(({ kind }) => kind === 'warning');
+  const program = async () => {
+    const events: Event[] = [];
+    const { fetch } = counting(w).o;
+    return { events, ...(await served(w, { fetch: fetch!, onEvent: (e) => void events.push(e) })) };
+  };
+  const first = await program();
+  await w.clock.advance(MINUTE);
+  await w.run(setNote(ns, key, 'junk', w.o));
+  await w.clock.advance(20 * MINUTE);
+  await first.stop();
+  const second = await program();
+  await w.clock.advance(11 * MINUTE);
+  expect([warnings(first.events), warnings(second.events)]).toEqual([[], []]);
+  const third = await program();
+  await w.clock.advance(60 * MINUTE);
+  for (const { events } of [second, third]) {
+    expect(warnings(events)).toMatchObject([{ room: MAILBOX, reason: expect.stringContaining('claim') }]);
+  }
+  await second.stop();
+  await third.stop();
 });
 
 it('a server that cannot say that it ends does not wait for it', async () => {

@@ -436,7 +436,7 @@ describe('meeting', () => {
 
   test('sessions are bounded: a newer one of the same key replaces the oldest, others are refused while it speaks', async () => {
     const { agent } = world();
-    const [alice, bob, carol] = [Signer.generate(), Signer.generate(), Signer.generate()];
+    const [alice, bob, carol, dave] = [1, 2, 3, 4].map(() => Signer.generate()) as [Signer, Signer, Signer, Signer];
     const served = agent();
     await accepting(bob, served, new Map([['hi', () => 'hi']]), { sessions: 2 });
     const o = agent();
@@ -444,9 +444,11 @@ describe('meeting', () => {
     for (let i = 0; i < 3; i++) channels.push(await connectSealed(bob.did, alice, o));
     for (const channel of channels.slice(1)) expect(await call(channel, 'hi', {}, alice, o)).toBe('hi');
     await expect(call(channels[0]!, 'hi', {}, alice, { ...o, timeoutMs: 300 })).rejects.toThrow(CallTimeout);
+    // One of two of hers goes to another key.
+    expect(await call(await connectSealed(bob.did, carol, o), 'hi', {}, carol, o)).toBe('hi');
     const refused = (): boolean => reasons(served.events).includes('too many sessions');
     const late = { ...agent(), clock: lateClock(refused), timeoutMs: 777 };
-    await expect(connectSealed(bob.did, carol, late)).rejects.toThrow(CallTimeout);
+    await expect(connectSealed(bob.did, dave, late)).rejects.toThrow(CallTimeout);
   });
 
   test('MCP tools ride on a sealed channel unchanged', async () => {

@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { Regulars, Turns } from '../src/turns.ts';
+import { givesWay, Regulars, Turns } from '../src/turns.ts';
 import { VirtualClock } from './virtual-clock.ts';
 
 const always = (): boolean => true;
@@ -98,4 +98,15 @@ test('a list of regulars that is full forgets those who stay away, and nobody el
     Number.POSITIVE_INFINITY,
     4096,
   ]);
+});
+
+test('who holds most gives way to a newcomer, of equals the latest comer, and nobody to one with as much', () => {
+  const hold = (...held: [from: string, rank: number][]) => held.map(([from, rank], i) => ({ from, rank, i }));
+  const late = Number.POSITIVE_INFINITY;
+  expect(givesWay([], { from: 'new', rank: late })).toBeUndefined();
+  expect(givesWay(hold(['a', 0], ['b', late], ['a', 0]), { from: 'new', rank: late })?.i).toBe(0);
+  expect(givesWay(hold(['a', 0], ['b', 2], ['c', 1]), { from: 'old', rank: 1 })?.i).toBe(1);
+  expect(givesWay(hold(['a', 0], ['b', late], ['c', late]), { from: 'new', rank: late })?.i).toBe(1);
+  expect(givesWay(hold(['a', 0], ['b', 1]), { from: 'new', rank: late })).toBeUndefined();
+  expect(givesWay(hold(['a', 0], ['b', 1]), { from: 'b', rank: 1 })).toBeUndefined();
 });
