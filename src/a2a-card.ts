@@ -19,6 +19,7 @@ import type { Signer } from './signer.ts';
 /** Names this binding of A2A, JSON-RPC frames in rooms, in a card; another one when the binding changes. */
 export const A2A_BINDING = 'urn:technocore-rpc:a2a-over-rooms:1';
 
+/** One thing that an agent can do. */
 export type A2ASkill = {
   id: string;
   name: string;
@@ -29,6 +30,7 @@ export type A2ASkill = {
   outputModes?: string[];
 };
 
+/** What of the protocol an agent supports beyond the least. */
 export type A2ACapabilities = {
   streaming?: boolean;
   pushNotifications?: boolean;
@@ -36,6 +38,7 @@ export type A2ACapabilities = {
   extensions?: { uri: string; description?: string; required?: boolean; params?: JsonObject }[];
 };
 
+/** One way in which an agent is reached. */
 export type A2AInterface = { url: string; protocolBinding: string; protocolVersion: string; tenant?: string };
 
 /** A card as version 1.0 has it. What is not named here is kept as it is. */

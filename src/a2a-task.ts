@@ -72,6 +72,7 @@ export interface A2ATask {
 
 /** What a handler may return, and yield if it is a generator. */
 export type A2AReply = string | { parts: A2APart[]; metadata?: JsonObject } | undefined;
+/** What a handler that is a generator may yield: words, something made, a state. */
 export type A2AYield = string | A2AMade | { state: string; said?: A2ASaid };
 
 /**

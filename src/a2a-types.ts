@@ -25,6 +25,7 @@ export type A2APart = {
   metadata?: JsonObject;
 };
 
+/** One thing said, by a person or an agent. */
 export type A2AMessage = {
   /** Made by the sender. */
   messageId: string;
@@ -47,6 +48,7 @@ export type A2AArtifact = {
   metadata?: JsonObject;
 };
 
+/** Where a task stands, and since when. */
 export type A2AStatus = {
   state: A2AState;
   message?: A2AMessage;

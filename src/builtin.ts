@@ -28,7 +28,7 @@ import type { Tool, ToolHandler, ToolOptions } from './tools.ts';
 
 // --- methods that every server has ------------------------------------------------------------------------------
 
-/** What {@link census} tells. */
+/** What the method `census/latest` tells. */
 export interface Census {
   /** When, ISO 8601. */
   at: string;

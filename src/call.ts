@@ -12,7 +12,7 @@ import {
   type Incoming,
   isChannel,
   type Listener,
-  mailboxes,
+  mailboxPair,
   type Sent,
 } from './channel.ts';
 import { classify, INTERRUPTED, resultOf, rpcNotification, rpcRequest } from './dispatch.ts';
@@ -297,7 +297,7 @@ async function lineOf(
   if (replyTo === undefined) throw new BadName('undefined', 'a call to a mailbox needs replyTo, our own mailbox');
   const mailbox = await mailboxOf(t, to, o);
   if (mailbox === replyTo) throw new BadName(replyTo, 'an answer cannot come through the mailbox that is called');
-  const channel = mailboxes(t, signer, mailbox, replyTo, o.latency);
+  const channel = mailboxPair(t, signer, mailbox, replyTo, o.latency);
   if (Array.isArray(params)) {
     // Positional params have no _meta: only our identity record can tell where the answer goes.
     const own = await identityOf(t, signer.did, o);

@@ -7,7 +7,7 @@
 import { BadName } from './errors.ts';
 import { type Feed, feedOf, type Listener } from './feed.ts';
 import { isObject } from './frames.ts';
-import { Joint, retrying, sharedOf, type Transport } from './http.ts';
+import { Joint, type Options, retrying, sharedOf, type Transport, transportOf } from './http.ts';
 import { isName, roomClasses } from './names.ts';
 import { PATIENCE_MS, placeOf, readView, type SigningKey, saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
@@ -44,7 +44,7 @@ export interface Channel {
    * @returns ends the listening
    */
   listen(listener: Listener, signal?: AbortSignal): Promise<() => void>;
-  /** Sends one frame, as text of at most {@link frames.MAX_TEXT} characters. */
+  /** Sends one frame, as text of at most {@link MAX_TEXT} characters. */
   send(text: string, o?: SendOptions): Promise<Sent>;
   /** How texts go that are too large for a frame; absent: not at all. */
   readonly spill?: Spill;
@@ -187,6 +187,16 @@ export function openMailbox(
  * @throws BadName one of them is no mailbox
  */
 export function mailboxes(
+  to: string,
+  replyTo: string,
+  signer: Signer,
+  o: Options & { latency?: 'fast' | 'frugal' } = {},
+): Channel {
+  return mailboxPair(transportOf(o), signer, to, replyTo, o.latency);
+}
+
+/** @internal {@link mailboxes} */
+export function mailboxPair(
   t: Transport,
   key: Signer,
   to: string,

@@ -245,6 +245,7 @@ export interface Layered {
   readonly layer?: MakeLayer;
 }
 
+/** What a dispatcher answers with. */
 export interface DispatcherOptions {
   /** Plain methods by name. Looked up at each call, so methods may come and go. */
   methods?: Map<string, Handler> | undefined;
@@ -265,6 +266,7 @@ export interface DispatcherOptions {
   nullId?: boolean | undefined;
 }
 
+/** JSON-RPC 2.0 without any transport: a frame in, its answer out. */
 export interface Dispatcher {
   /**
    * Answers a frame, a batch, or the text of one. Never rejects.

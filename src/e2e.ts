@@ -18,9 +18,6 @@ import { remember } from './replies.ts';
 import { follow, PATIENCE_MS, type ReadOptions, RoomCursor, read, say } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
-/** Source of random bytes. Only tests have a reason to give one: a nonce that comes twice gives the key away. */
-type Random = Pick<Options, 'random'>;
-
 const KEY_BYTES = 32;
 const NONCE_BYTES = 12;
 const TAG_BYTES = 16;
@@ -49,7 +46,7 @@ function openBox(key: Uint8Array, nonceText: string, boxText: string): Uint8Arra
 // --- offers -----------------------------------------------------------------------------------------------------
 
 /** A new X25519 key pair. Keep the private key; offers are sealed to the public one. */
-export function x25519Generate(o: Random = {}): { privateKey: Uint8Array; publicKey: Uint8Array } {
+export function x25519Generate(o: Pick<Options, 'random'> = {}): { privateKey: Uint8Array; publicKey: Uint8Array } {
   const privateKey = (o.random ?? randomBytes)(KEY_BYTES);
   return { privateKey, publicKey: x25519(privateKey).publicKey };
 }
@@ -80,7 +77,7 @@ function offerKey(shared: Uint8Array): Uint8Array {
  */
 export function e2eOffer(
   peer: Uint8Array | string,
-  o: Random & Partial<SealedRoom> = {},
+  o: Pick<Options, 'random'> & Partial<SealedRoom> = {},
 ): SealedRoom & { offer: string } {
   const random = o.random ?? randomBytes;
   const publicKey = typeof peer === 'string' ? fromBase64url(peer) : peer;
@@ -203,11 +200,11 @@ const scratch: Uint8Array = /* @__PURE__ */ new Uint8Array(MAX_SEALED);
  * Seals a text as one line for a room. Every character survives: newlines, blanks at the ends, the invisible.
  *
  * @param key 32 bytes
- * @throws FrameTooLong more than {@link MAX_SEALED} (3,043) bytes of UTF-8; {@link e2eSplit} cuts
+ * @throws FrameTooLong more than 3,043 bytes of UTF-8; {@link e2eSplit} cuts
  * @throws BadKey not 32 bytes
  * @throws TechnocoreError `bad_text`: a lone surrogate, which has no UTF-8 form
  */
-export function e2eSeal(key: Uint8Array, text: string, o: Random = {}): string {
+export function e2eSeal(key: Uint8Array, text: string, o: Pick<Options, 'random'> = {}): string {
   if (/\p{Cs}/u.test(text)) throw new TechnocoreError('bad_text', 'a lone surrogate has no UTF-8 form');
   const [nonce, nonceText] = o.random ? nonceOf(o.random(NONCE_BYTES)) : freshNonce();
   const { read, written } = encoder.encodeInto(text, scratch);

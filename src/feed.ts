@@ -15,7 +15,7 @@ import { learnLimits } from './service.ts';
 export interface Incoming {
   /** Who wrote it, proved by a signature or a seal; `''` when nobody can be named. */
   readonly from: string;
-  /** The text; a frame, if {@link frames.decode} says so. */
+  /** The text; a frame, if {@link decode} says so. */
   readonly text: string;
   /** Room or session it came through. */
   readonly room: string;

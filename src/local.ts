@@ -20,7 +20,9 @@ import { RelayService } from './local-relay.ts';
 import { oversized, RoomService } from './local-rooms.ts';
 import type { Incoming, Outgoing, Profile } from './local-wire.ts';
 
+export type { Clock } from './http.ts';
 export type { Limits, LocalStats } from './local-limits.ts';
+export type { Profile } from './local-wire.ts';
 
 /** How a local service is made. */
 export interface LocalOptions {
@@ -42,6 +44,7 @@ export interface Listening {
   close(): Promise<void>;
 }
 
+/** A room service and a parley relay in memory. */
 export interface LocalService {
   /** The service without a socket: any http or https origin reaches it. All requests share one address, `local`. */
   readonly fetch: typeof fetch;

@@ -52,7 +52,8 @@ export interface InputContext {
   readonly signal: AbortSignal | undefined;
 }
 
-type Answerer<T> = (params: any, context: InputContext) => T | Promise<T>;
+/** Answers one kind of question. */
+export type Answerer<T> = (params: any, context: InputContext) => T | Promise<T>;
 
 /** Answers to what a tool asks meanwhile. What there is a function for is declared to the server, and nothing else. */
 export interface InputHandlers {

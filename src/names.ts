@@ -116,7 +116,7 @@ const BAD_NONCE = /^[^|]*\|(?!\d{1,19}\|)[\s+.-]*\p{Nd}[\s+._\p{Nd}-]*\|/u;
 
 /**
  * Whether `sig` is the signature of `canonical` by `did`, judged as the newest services do: a signature of 86
- * characters of base64url in its only spelling, {@link ed25519Verify}, and no `-1` or `1.0` in the place of a
+ * characters of base64url in its only spelling, verified without the cofactor, and no `-1` or `1.0` in the place of a
  * message's nonce. A text with lone surrogates has no UTF-8 form, so nobody can have signed it. Never throws, whatever it is given.
  */
 export function verify(did: string, sig: string, canonical: string): boolean {

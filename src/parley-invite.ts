@@ -249,7 +249,11 @@ export function marshalMessage(m: Message): Uint8Array {
   return concat(Uint8Array.of(kind), utf8(m.text));
 }
 
-/** @throws DecryptError `layout`: empty, or of an unknown kind */
+/**
+ * The message in opened bytes.
+ *
+ * @throws DecryptError `layout`: empty, or of an unknown kind
+ */
 export function unmarshalMessage(bytes: Uint8Array): Message {
   const kind = KINDS[bytes[0] ?? 0];
   if (kind === undefined) throw new DecryptError('layout', `a message of kind ${bytes[0]}`);

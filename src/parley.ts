@@ -47,7 +47,8 @@ import {
   refused,
 } from './parley-relay.ts';
 
-export { Handshake, type HandshakeOptions, type KeyPair, type Transport } from './noise.ts';
+export { BadInvite, HandshakeFailed, RelayRefused, SessionClosed, TechnocoreError } from './errors.ts';
+export { Handshake, type HandshakeOptions, type KeyPair, type Transport, type TransportKeys } from './noise.ts';
 export {
   type Capabilities,
   type ChannelID,
@@ -67,7 +68,7 @@ export {
   unmarshalHandshakePayload,
   unmarshalMessage,
 } from './parley-invite.ts';
-export { type Frame, type FrameType, HttpRelay, type Membership, type Relay } from './parley-relay.ts';
+export { type Abortable, type Frame, type FrameType, HttpRelay, type Membership, type Relay } from './parley-relay.ts';
 
 /** Nothing opened yet; no handshake yet; talking; over. */
 export type State = 'none' | 'pending' | 'active' | 'closed';

@@ -322,7 +322,7 @@ export interface SignedMessage {
   canonical: string;
 }
 
-/** @internal What writing needs of a Signer. */
+/** What writing needs of a Signer. */
 export interface SigningKey {
   readonly did: string;
   signMessage(room: string, nonce: string, text: string): SignedMessage;

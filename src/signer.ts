@@ -121,7 +121,7 @@ export class Signer {
   /**
    * Signs a note value without sending it. The value is swept first; send the swept one.
    *
-   * @param nonce as in {@link signMessage}; notes of one key share a counter, across namespaces
+   * @param nonce as in {@link Signer.signMessage}; notes of one key share a counter, across namespaces
    * @throws BadName, BadNonce, EmptyText, FrameTooLong
    */
   signNote(ns: string, key: string, nonce: string | number, value: string): SignedNote {
@@ -149,12 +149,12 @@ export class Signer {
     return { seq, nonce };
   }
 
-  /** @internal {@link NonceSource.withNonce} */
+  /** @internal `NonceSource.withNonce` */
   withNonce<T>(scope: string, clock: Clock, use: (nonce: string) => Promise<T>, signal?: AbortSignal): Promise<T> {
     return this.#nonces.withNonce(scope, clock, use, signal);
   }
 
-  /** @internal {@link NonceSource.raiseNonce} */
+  /** @internal `NonceSource.raiseNonce` */
   raiseNonce(scope: string, seen: string, clock: Clock): void {
     this.#nonces.raiseNonce(scope, seen, clock);
   }

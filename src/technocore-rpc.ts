@@ -73,7 +73,12 @@ export {
   type Dispatcher,
   type DispatcherOptions,
   type Handler,
+  type Id,
   idempotent,
+  type JsonObject,
+  type Layer,
+  type Layered,
+  type MakeLayer,
 } from './dispatch.ts';
 export {
   e2eAccept,
@@ -115,10 +120,19 @@ export {
 export { decode, encode, type Frame, type Json, MAX_NOTE, MAX_TEXT, sweep } from './frames.ts';
 export { type Clock, type Event, type Options, systemClock } from './http.ts';
 export { type Identity, identityKeys, publishIdentity, resolveIdentity } from './identity.ts';
-export { type Ledger, type LedgerLimits, type LedgerMessage, memoryLedger, type Verdict } from './ledger.ts';
+export {
+  type Admission,
+  type Ledger,
+  type LedgerLimits,
+  type LedgerMessage,
+  type LedgerRequest,
+  memoryLedger,
+  type Verdict,
+} from './ledger.ts';
 export { fileCursor, fileLedger } from './ledger-file.ts';
 export { toolsChanged } from './mcp.ts';
 export {
+  type Answerer,
   type DiscoverResult,
   type InputContext,
   type InputHandlers,
@@ -133,15 +147,27 @@ export { type McpFilter, type McpListenOptions, mcpListen } from './mcp-listen.t
 export type { McpOptions } from './mcp-peer.ts';
 export { type AcceptOptions, acceptSealed, connectSealed } from './meeting.ts';
 export { explain, type Message, type RoomView, verifyMessage } from './messages.ts';
-export { isDid, isName, type RoomClasses, roomClasses, verify } from './names.ts';
+export { isDid, isName, type NotePath, type RoomClasses, roomClasses, verify } from './names.ts';
 export { allowWriters, claimRoom, getNote, listNotes, type SetOptions, setNote } from './notes.ts';
 export type { ReplyLimits } from './replies.ts';
-export { type CursorStore, follow, type Place, type ReadOptions, read, type SignedMessage, say } from './rooms.ts';
+export {
+  type CursorStore,
+  follow,
+  type Place,
+  type ReadOptions,
+  read,
+  type SignedMessage,
+  type SigningKey,
+  say,
+} from './rooms.ts';
 export { type SealedChannel, sealed } from './sealed.ts';
 export type { ServeOptions } from './serve.ts';
 export { type SignedNote, Signer } from './signer.ts';
+export type { Spill } from './spill.ts';
 export type {
   ContentBlock,
+  ElicitResult,
+  LogLevel,
   Tool,
   ToolAnnotations,
   ToolContext,

@@ -8,7 +8,7 @@ import { a2aGet, a2aSend, a2aStream, a2aWait } from '../src/a2a-call.ts';
 import { a2aTaskNote } from '../src/a2a-notes.ts';
 import { type A2AItem, a2aText } from '../src/a2a-types.ts';
 import { REPLY_META } from '../src/call.ts';
-import { mailboxes } from '../src/channel.ts';
+import { mailboxPair } from '../src/channel.ts';
 import { decode, encode, isObject } from '../src/frames.ts';
 import { transportOf } from '../src/http.ts';
 import { publishIdentity } from '../src/identity.ts';
@@ -79,7 +79,7 @@ describe('the recorded cases, through two processes', () => {
   playAll(async (): Promise<Peer> => {
     const { mailbox, did, o } = await begin(false);
     const signer = Signer.generate();
-    const channel = mailboxes(transportOf(o), signer, mailbox, o.replyTo);
+    const channel = mailboxPair(transportOf(o), signer, mailbox, o.replyTo);
     let frames: any[] = [];
     const leave = await channel.listen({
       message: ({ from, text }) => {

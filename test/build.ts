@@ -1,19 +1,32 @@
 import { execFileSync } from 'node:child_process';
-import { readdirSync, statSync } from 'node:fs';
+import { createHash } from 'node:crypto';
+import { readdirSync, readFileSync, rmSync, statSync } from 'node:fs';
 
 const root = new URL('..', import.meta.url).pathname;
 
-const newest = (dir: string, ending: string): number => {
+const names = (dir: string): string[] => {
   try {
-    const files = readdirSync(root + dir).filter((name) => name.endsWith(ending));
-    return Math.max(0, ...files.map((name) => statSync(`${root}${dir}/${name}`).mtimeMs));
+    return readdirSync(root + dir);
   } catch {
-    return 0;
+    return [];
   }
 };
 
+const newest = (dir: string, ending: string): number =>
+  Math.max(
+    0,
+    ...names(dir)
+      .filter((name) => name.endsWith(ending))
+      .map((name) => statSync(`${root}${dir}/${name}`).mtimeMs),
+  );
+
 /** Tests that start processes of their own run what `tsc` made; it is made once, when the sources are newer. */
 export default function setup(): void {
+  // What a source left behind that is gone would be packed.
+  const sources = names('src').map((name) => name.replace(/\.ts$/, ''));
+  for (const name of names('dist')) {
+    if (name !== 'vendor' && !sources.includes(name.replace(/\.(d\.ts|js)$/, ''))) rmSync(`${root}dist/${name}`);
+  }
   if (newest('dist', '.js') > newest('src', '.ts')) return;
   try {
     execFileSync('npx', ['tsc', '-p', 'tsconfig.json'], { cwd: root, stdio: 'inherit' });
@@ -21,4 +34,21 @@ export default function setup(): void {
     // What has type errors runs all the same; `npm run types` is there to refuse it.
     console.warn('dist was built in spite of type errors');
   }
+}
+
+/** SHA-256 of all sources, as the vendored file names it. */
+export function sourceDigest(): string {
+  const digest = createHash('sha256');
+  for (const file of names('src').sort()) digest.update(file).update(readFileSync(`${root}src/${file}`));
+  return digest.digest('hex');
+}
+
+/** Makes the vendored file, unless it is that of the sources as they are. */
+export function buildVendor(): void {
+  try {
+    if (readFileSync(`${root}dist/vendor/technocore-rpc.js`, 'utf8').includes(sourceDigest())) return;
+  } catch {
+    // There is none.
+  }
+  execFileSync('npx', ['tsup'], { cwd: root, stdio: ['ignore', 'ignore', 'inherit'] });
 }

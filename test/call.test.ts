@@ -1,7 +1,7 @@
 import { getEventListeners } from 'node:events';
 import { describe, expect, test } from 'vitest';
 import { type CallOptions, call, converse, notify } from '../src/call.ts';
-import { type Channel, type Listener, mailboxes } from '../src/channel.ts';
+import { type Channel, type Listener, mailboxPair } from '../src/channel.ts';
 import { CallTimeout, RingGap, TechnocoreError } from '../src/errors.ts';
 import { Feed } from '../src/feed.ts';
 import { encode } from '../src/frames.ts';
@@ -669,7 +669,7 @@ describe('channels', () => {
   test('two mailboxes are one, too', async () => {
     const w = parties();
     const stop = await served(w);
-    const channel = mailboxes(w.t, client, BOX, MINE);
+    const channel = mailboxPair(w.t, client, BOX, MINE);
     expect(channel.room).toBe(BOX);
     const work = w.ask('add', { a: 1, b: 1, _meta: { 'chat.technocore/reply': MINE } }, {}, channel);
     expect(await w.run(work)).toBe(2);

@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { checkMailbox, isChannel, isMailbox, mailboxes, openMailbox } from '../src/channel.ts';
+import { checkMailbox, isChannel, isMailbox, mailboxPair, openMailbox } from '../src/channel.ts';
 import { BadName } from '../src/errors.ts';
 import { authorOf, Feed, feedOf, type Incoming, type Listener } from '../src/feed.ts';
 import { transportOf } from '../src/http.ts';
@@ -44,12 +44,12 @@ describe('mailboxes by name', () => {
       expect(() => checkMailbox(name as string)).toThrow(BadName);
     }
     const { t } = world();
-    expect(() => mailboxes(t, alice, 'lobby', 'mb-x')).toThrow(BadName);
-    expect(() => mailboxes(t, alice, 'mb-x', 'lobby')).toThrow(BadName);
+    expect(() => mailboxPair(t, alice, 'lobby', 'mb-x')).toThrow(BadName);
+    expect(() => mailboxPair(t, alice, 'mb-x', 'lobby')).toThrow(BadName);
   });
 
   test('what a channel is', () => {
-    const channel = mailboxes(world().t, alice, 'mb-a', 'mb-b');
+    const channel = mailboxPair(world().t, alice, 'mb-a', 'mb-b');
     expect(channel.room).toBe('mb-a');
     expect([channel, 'mb-a', null, undefined, {}, { send() {} }].map(isChannel)).toEqual([
       true,

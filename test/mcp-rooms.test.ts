@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { Client } from '@modelcontextprotocol/client';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { REPLY_META } from '../src/call.ts';
-import { mailboxes } from '../src/channel.ts';
+import { mailboxPair } from '../src/channel.ts';
 import { classify } from '../src/dispatch.ts';
 import { decode, encode, isObject, type Json } from '../src/frames.ts';
 import { transportOf } from '../src/http.ts';
@@ -58,7 +58,7 @@ async function begin(kind: 'fixture' | 'many' | 'big') {
 /** A way to put any frame into the server's mailbox, and what its key writes into ours. */
 async function wired(kind: 'fixture', onFrame: (frame: any) => void) {
   const { mailbox, replyTo, did, signer, base } = await begin(kind);
-  const channel = mailboxes(transportOf({ base }), signer, mailbox, replyTo);
+  const channel = mailboxPair(transportOf({ base }), signer, mailbox, replyTo);
   const leave = await channel.listen({
     message: ({ from, text }) => {
       const frame = from === did ? decode(text) : undefined;

@@ -1,0 +1,259 @@
+import { execFile } from 'node:child_process';
+import { cp, mkdir, mkdtemp, readdir, readFile, rm, symlink, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { checkPackage, createPackageFromTarballData } from '@arethetypeswrong/core';
+import { build } from 'esbuild';
+import { publint } from 'publint';
+import { formatMessage } from 'publint/utils';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { createLocalService, type Listening } from '../src/local.ts';
+import { follow } from '../src/technocore-rpc.ts';
+import { ENTRIES, extract } from '../tools/api.ts';
+import { buildVendor, sourceDigest } from './build.ts';
+import { FREE } from './support.ts';
+
+// What is published: built files, packed, installed and copied as users do it.
+
+const run = promisify(execFile);
+const root = new URL('..', import.meta.url).pathname;
+const inherited = { ...process.env, NODE_OPTIONS: '' };
+let folder: string;
+let tarball: string;
+let packed: string[];
+let service: Listening;
+
+beforeAll(async () => {
+  buildVendor();
+  service = await createLocalService({ limits: FREE }).listen();
+  folder = await mkdtemp(join(tmpdir(), 'dist-'));
+  const args = ['pack', '--ignore-scripts', '--json', '--pack-destination', folder];
+  const [made] = JSON.parse((await run('npm', args, { cwd: root })).stdout);
+  tarball = join(folder, made.filename);
+  packed = made.files.map(({ path }: { path: string }) => path);
+});
+
+afterAll(async () => {
+  await service.close();
+  await rm(folder, { recursive: true });
+});
+
+/** A project of its own in a folder of its own. */
+async function project(name: string, files: Record<string, string>): Promise<string> {
+  const dir = join(folder, name);
+  await mkdir(dir, { recursive: true });
+  for (const [file, text] of Object.entries({ 'package.json': '{ "type": "module" }', ...files })) {
+    await writeFile(join(dir, file), text);
+  }
+  return dir;
+}
+
+const env = (home: string) => ({ ...inherited, HOME: home, TECHNOCORE_URL: service.url, PARLEY_RELAY: service.url });
+
+describe('the package', () => {
+  test('holds what the sources make, and nothing else', async () => {
+    const sources = (await readdir(join(root, 'src'))).map((file) => file.slice(0, -3));
+    const built = [...sources, 'vendor/technocore-rpc'].flatMap((name) => [`dist/${name}.js`, `dist/${name}.d.ts`]);
+    expect(packed.sort()).toEqual(['LICENSE', 'README.md', 'package.json', ...built].sort());
+  });
+
+  test('publint has nothing to say', async () => {
+    const { messages, pkg } = await publint({ pkgDir: root, strict: true, pack: false });
+    expect(messages.map((message) => formatMessage(message, pkg!))).toEqual([]);
+  });
+
+  test('its types are found in every way there is to import a module', async () => {
+    const data = new Uint8Array(await readFile(tarball));
+    const analysis = await checkPackage(createPackageFromTarballData(data));
+    if (!analysis.types) throw new Error('no types');
+    // There is no CommonJS, and what knows no `exports` finds nothing: both are said in the README.
+    const accepted = /^(CJSResolvesToESM|NoResolution:node10)$/;
+    const problems = analysis.problems.map((problem) =>
+      'resolutionKind' in problem && problem.resolutionKind === 'node10'
+        ? `${problem.kind}:${problem.resolutionKind}`
+        : problem.kind,
+    );
+    expect(problems.filter((kind) => !accepted.test(kind))).toEqual([]);
+    expect(analysis.types.kind).toBe('included');
+  });
+
+  test('importing `call` alone brings neither MCP nor A2A nor encryption nor parley', async () => {
+    const { outputFiles, metafile } = await build({
+      absWorkingDir: root,
+      stdin: { contents: "export { call } from './dist/technocore-rpc.js';", resolveDir: root },
+      bundle: true,
+      minify: true,
+      format: 'esm',
+      platform: 'neutral',
+      mainFields: ['module', 'main'],
+      write: false,
+      metafile: true,
+    });
+    const { inputs } = Object.values(metafile.outputs)[0]!;
+    const carried = Object.keys(inputs).filter((file) => inputs[file]!.bytesInOutput > 0);
+    const others = /^dist\/(mcp|a2a|e2e|sealed|meeting|parley|noise|tool|schema|serve|builtin|claims|ledger|keydir)/;
+    expect(carried.filter((file) => others.test(file) || file.includes('json-schema'))).toEqual([]);
+    const { text } = outputFiles[0]!;
+    for (const word of ['tools/call', 'message/send', 'technocore-e2e-v1', 'Noise_IK', 'input_required']) {
+      expect([word, text.includes(word)]).toEqual([word, false]);
+    }
+  });
+});
+
+describe('the declarations', () => {
+  const CONSUMER = `
+    import { call, type CallOptions, type Channel, createDispatcher, methods, RpcError, serve, Signer, tool } from 'technocore-rpc';
+    import { HttpRelay, Identity, Session } from 'technocore-rpc/parley';
+    import { createLocalService, type Limits } from 'technocore-rpc/local';
+    import { RoomClientTransport } from 'technocore-rpc/bridge';
+    import * as vendor from 'technocore-rpc/vendor';
+
+    const limits: Partial<Limits> = { readsPerMinute: 7 };
+    const service = createLocalService({ limits });
+    const o: CallOptions = { base: 'http://local', fetch: service.fetch, replyTo: 'mb-p-a' };
+    const signer: Signer = Signer.generate();
+    methods.set('add', ({ a, b }) => a + b);
+    tool('add', 'Adds.', { type: 'object' }, ({ a, b }, { progress }) => (progress(1), { sum: a + b }));
+    export const sum: Promise<number> = call<number>('mb-p-b', 'add', { a: 1, b: 2 }, signer, o);
+    export const channel: Channel = new Session(Identity.generate(), new HttpRelay('http://local'));
+    export const served: Promise<void> = serve(channel, signer, { allow: async (from) => from !== '' });
+    export const error: unknown = new RpcError(1, 'no').rpc.data;
+    export const answer = createDispatcher().dispatch('{}');
+    export const transport = new RoomClientTransport('mb-p-b', signer, { replyTo: 'mb-p-a' });
+    export const invite: vendor.parley.Invite = vendor.parley.Invite.parse('x');
+    export const did: string = vendor.Signer.generate().did;
+    // @ts-expect-error a call needs a method
+    call('mb-p-b', undefined, {}, signer);
+  `;
+  const WORLDS: [resolution: string, module: string][] = [
+    ['node16', 'node16'],
+    ['nodenext', 'nodenext'],
+    ['bundler', 'esnext'],
+  ];
+
+  async function check(name: string, options: object, consumer: string, hasNode = false): Promise<void> {
+    const dir = await project(name, {
+      'use.ts': consumer,
+      'tsconfig.json': JSON.stringify({
+        compilerOptions: { target: 'es2022', strict: true, noEmit: true, skipLibCheck: false, types: [], ...options },
+        files: ['use.ts'],
+      }),
+    });
+    await mkdir(join(dir, 'node_modules', '@types'), { recursive: true });
+    await run('tar', ['-xzf', tarball, '-C', dir]);
+    await cp(join(dir, 'package'), join(dir, 'node_modules', 'technocore-rpc'), { recursive: true });
+    if (hasNode) {
+      for (const types of ['@types/node', 'undici-types']) {
+        await symlink(join(root, 'node_modules', types), join(dir, 'node_modules', types));
+      }
+    }
+    const tsc = join(root, 'node_modules', '.bin', 'tsc');
+    const output = await run(tsc, ['-p', dir], { cwd: dir }).then(
+      ({ stdout }) => stdout,
+      ({ stdout }) => stdout,
+    );
+    expect(output).toBe('');
+  }
+
+  test.each(WORLDS)(
+    'are right under %s, strictly, where there are the types of a browser',
+    async (resolution, module) => {
+      const lib = ['es2022', 'dom', 'dom.iterable'];
+      await check(`browser-${resolution}`, { module, moduleResolution: resolution, lib }, CONSUMER);
+    },
+  );
+
+  test.each(WORLDS)('are right under %s where there are the types of Node', async (resolution, module) => {
+    const options = { module, moduleResolution: resolution, lib: ['es2022'], types: ['node'] };
+    await check(`node-${resolution}`, options, CONSUMER, true);
+  });
+
+  test('of every module name nothing that is not exported, and no export is without documentation', async () => {
+    const names = new Map<string, string[]>();
+    for (const entry of [...ENTRIES, 'vendor']) {
+      const model = join(folder, `${entry}.api.json`);
+      const said = extract(entry, { model });
+      const about = (id: string): string[] =>
+        said.flatMap(({ messageId, text }) => (messageId === id ? [/"([^"]+)"/.exec(text)![1]!] : []));
+      const { members } = JSON.parse(await readFile(model, 'utf8'));
+      const exported: string[] = members[0].members.map(({ name }: { name: string }) => name);
+      names.set(entry, exported);
+      // Modules beside the main one speak of what that one exports.
+      const known = entry === 'vendor' ? [] : names.get('technocore-rpc')!;
+      expect([entry, about('ae-forgotten-export').filter((name) => !known.includes(name))]).toEqual([entry, []]);
+      expect([entry, about('ae-undocumented').filter((name) => exported.includes(name))]).toEqual([entry, []]);
+    }
+    expect(names.get('technocore-rpc')!.length).toBeGreaterThan(150);
+  });
+});
+
+describe('installed', () => {
+  test('in an empty folder, the first examples of the README run, and the command line', async () => {
+    const readme = await readFile(join(root, 'README.md'), 'utf8');
+    const [served, called] = [...readme.matchAll(/```js\n([\s\S]*?)```/g)].map(([, code]) => code!);
+    const dir = await project('installed', { 'serve.js': served!, 'call.js': called! });
+    await run('npm', ['install', '--no-audit', '--no-fund', '--prefer-offline', tarball], { cwd: dir });
+    const o = { cwd: dir, env: env(dir) };
+    const server = run(process.execPath, ['serve.js'], o);
+    server.catch(() => {});
+    const [, mailbox] = /serve\('([^']+)'/.exec(served!)!;
+    for await (const _ of follow(mailbox!, { base: service.url, since: 0 })) break;
+    expect((await run(process.execPath, ['call.js'], o)).stdout).toMatch(/^Hello Ada, you are did:key:/);
+    server.child.kill();
+    const { version } = JSON.parse(await readFile(join(root, 'package.json'), 'utf8'));
+    expect((await run('npx', ['--no-install', 'technocore-rpc', '--version'], o)).stdout.trim()).toBe(version);
+  });
+});
+
+describe('the vendored file', () => {
+  const file = (name: string): Promise<string> => readFile(join(root, 'dist', 'vendor', name), 'utf8');
+
+  test('says what it is, out of which sources, and under which licences its parts are', async () => {
+    const text = await file('technocore-rpc.js');
+    const banner = text.slice(0, text.indexOf('*/'));
+    const { version, dependencies } = JSON.parse(await readFile(join(root, 'package.json'), 'utf8'));
+    expect(banner).toMatch(
+      new RegExp(`^/\\*!\n \\* technocore-rpc ${version.replaceAll('.', '\\.')} \\| Apache-2\\.0`),
+    );
+    expect(banner).toContain(`sha256 ${sourceDigest()}\n`);
+    for (const name of Object.keys(dependencies)) expect(banner).toMatch(new RegExp(`Contains .*${name}`));
+    const texts = banner.split(/^ \* Contains /m).slice(1);
+    for (const licence of texts) {
+      expect(licence).toMatch(/Copyright \(c\) /);
+      expect(licence).toContain('Permission is hereby granted, free of charge');
+      expect(licence).toContain('The above copyright notice and this permission notice shall be included');
+      expect(licence).toContain('WITHOUT WARRANTY OF ANY KIND');
+    }
+    for (const author of ['Paul Miller', 'Thomas Pornin', 'Jeremy Danyow']) expect(banner).toContain(author);
+  });
+
+  test('imports nothing, and works alone in a folder', async () => {
+    expect(await file('technocore-rpc.js')).not.toMatch(/^\s*import\b|\bfrom\s*["'][^"']+["'];|\brequire\(/m);
+    expect(await file('technocore-rpc.d.ts')).not.toMatch(/^\s*import\b|\bfrom\s*["']/m);
+    const dir = await project('copied', {
+      'use.js': `
+        import { call, parley, serve, Signer, tool } from './technocore-rpc.js';
+        const [stop, server, client] = [new AbortController(), Signer.generate(), Signer.generate()];
+        const methods = new Map([['add', ({ a, b }) => a + b]]);
+        const over = new Promise((resolve) => {
+          const onReady = async () => {
+            console.log(await call('mb-p-copy', 'add', { a: 2, b: 40 }, client, { replyTo: 'mb-p-copied' }));
+            stop.abort();
+          };
+          resolve(serve('mb-p-copy', server, { methods, signal: stop.signal, onReady }));
+        });
+        await over;
+        const relay = new parley.HttpRelay(process.env.PARLEY_RELAY);
+        const [a, b] = [1, 2].map(() => new parley.Session(parley.Identity.generate(), relay));
+        await b.join((await a.open('x')).url());
+        await b.send('hello');
+        while (b.peer.state === 'pending') { await a.poll(100); await b.poll(100); }
+        for await (const { text } of a.messages()) { console.log(text); break; }
+      `,
+    });
+    for (const name of ['technocore-rpc.js', 'technocore-rpc.d.ts']) await writeFile(join(dir, name), await file(name));
+    const { stdout } = await run(process.execPath, ['use.js'], { cwd: dir, env: env(dir) });
+    expect(stdout).toBe('42\nhello\n');
+  });
+});
