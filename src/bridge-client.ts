@@ -12,9 +12,11 @@ import { BadName, type RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import { type Transport, transportOf } from './http.ts';
 import { SUBSCRIPTION_ID } from './mcp.ts';
+import { badResponse } from './mcp-peer.ts';
 import { isDid } from './names.ts';
 import { LOG_LEVEL, REQUEST_ID } from './notices.ts';
 import type { Signer } from './signer.ts';
+import { SPILL_META } from './spill.ts';
 
 /** Local, beside those that a server answers: whether the request was executed is not known; `data.reason` says why. */
 export const LOST = 1006;
@@ -85,6 +87,8 @@ export class RoomClientTransport {
   readonly #o: RoomClientOptions;
   readonly #pending = new Map<string, Pending>();
   readonly #inbound: JsonObject[] = [];
+  /** Whether the server reads requests that are too large for a message. */
+  #spills = false;
   #state: 'new' | 'open' | 'closed' = 'new';
 
   /**
@@ -167,9 +171,13 @@ export class RoomClientTransport {
       converse(this.#to, method, { ...params, _meta }, this.#signer, o, {
         take: (frame, kind) => {
           if (kind === 'notification') return this.#notice(one, frame);
-          this.#deliver(answerFor(one, frame));
+          const answer = answerFor(one, frame);
+          const { result } = answer as { result?: { _meta?: JsonObject } };
+          if (result?._meta?.[SPILL_META] === true) this.#spills = true;
+          this.#deliver(answer);
           return 'done';
         },
+        spills: this.#spills,
         begin: (minted) => {
           one.minted = minted;
         },
@@ -256,6 +264,7 @@ export class RoomClientTransport {
     }
     const { code: reason, message } = TechnocoreError.is(cause) ? cause : { code: 'failed', message: String(cause) };
     this.onerror?.(cause instanceof Error ? cause : new Error(message));
+    if (one.minted !== undefined) void this.#cancel(one, 'the answer may be lost');
     this.#deliver(rpcError(one.id, LOST, `The answer is lost: ${message}`, { reason }));
   }
 
@@ -295,7 +304,8 @@ function answerFor(one: Pending, frame: JsonObject): JsonObject {
     const { code, message, data } = (cause as RpcError).rpc;
     return rpcError(one.id, code, message, data as Json | undefined);
   }
-  const meta = isObject(result) ? result['_meta'] : undefined;
+  if (!isObject(result)) throw badResponse('a result that is no object');
+  const meta = result['_meta'];
   return rpcResult(
     one.id,
     isObject(meta) ? { ...(result as JsonObject), _meta: tagged(meta as JsonObject, one) } : result,

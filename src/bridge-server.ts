@@ -10,6 +10,7 @@ import {
   classify,
   type DispatchContext,
   INTERNAL_ERROR,
+  INTERRUPTED,
   INVALID_REQUEST,
   type JsonObject,
   type Layer,
@@ -30,7 +31,7 @@ import {
   SUBSCRIPTION_ID,
 } from './mcp.ts';
 import { LOG_LEVEL, Notices, REQUEST_ID } from './notices.ts';
-import { type ServeOptions, serve } from './serve.ts';
+import { readsSpilled, type ServeOptions, serve } from './serve.ts';
 import type { Signer } from './signer.ts';
 import { SPILL_META } from './spill.ts';
 import type { LogLevel } from './tools.ts';
@@ -46,6 +47,8 @@ export interface RoomServerOptions
   > {
   /** How long the server may take to answer, ms; default 600,000. */
   deadlineMs?: number;
+  /** How long closing waits for answers, ms, before what is left is called off; default 10,000. */
+  drainMs?: number;
 }
 
 /** Who calls, as the SDK's handlers see it: `clientId` is the DID that signed the request. There is no token. */
@@ -57,6 +60,7 @@ export interface RoomAuthInfo {
 }
 
 const DEADLINE_MS = 600_000;
+const DRAIN_MS = 10_000;
 
 /**
  * A transport for the servers of the official MCP SDK, or for whatever else takes and gives MCP messages: what is written
@@ -99,7 +103,9 @@ export class RoomServerTransport {
     this.#mailbox = mailbox;
     this.#signer = signer;
     this.#o = o;
-    this.#layer = new BridgeLayer(transportOf(o), (message, extra) => this.onmessage?.(message, extra));
+    const { drainMs = DRAIN_MS } = o;
+    const deliver: Deliver = (message, extra) => this.onmessage?.(message, extra);
+    this.#layer = new BridgeLayer(transportOf(o), deliver, { drainMs, spills: readsSpilled(o) });
   }
 
   /**
@@ -150,11 +156,12 @@ export class RoomServerTransport {
     this.#layer.send(message, o.relatedRequestId);
   }
 
-  /** Takes no more requests, and resolves when those that were begun are answered, by their deadlines at the latest. */
+  /** Takes no more requests, and resolves when those that were begun are answered: by the server, or as interrupted. */
   close(): Promise<void> {
     return (this.#closing ??= (async () => {
       this.#stop.abort(new TechnocoreError('closed', 'the transport was closed'));
       await this.#served?.catch(() => {});
+      this.#layer.drained();
       this.onclose?.();
     })());
   }
@@ -165,6 +172,7 @@ interface Pending {
   readonly from: string;
   /** As the caller named it. */
   readonly id: string | number;
+  readonly method: string;
   readonly isListening: boolean;
   readonly wantsLogs: boolean;
   readonly context: DispatchContext;
@@ -179,17 +187,23 @@ class BridgeLayer implements Layer {
   readonly #t: Transport;
   readonly #clock: Clock;
   readonly #deliver: Deliver;
+  readonly #o: { drainMs: number; spills: boolean };
   /** By the id that the server knows. */
   readonly #pending = new Map<number, Pending>();
   /** The same by caller and the caller's id. */
   readonly #inner = new Map<string, number>();
   #count = 0;
   #serverInfo: Json | undefined;
+  #isClosing = false;
+  #isOver = false;
+  readonly #drained = new AbortController();
 
-  constructor(t: Transport, deliver: Deliver) {
+  /** @param o how long closing may take; whether long requests are read */
+  constructor(t: Transport, deliver: Deliver, o: { drainMs: number; spills: boolean }) {
     this.#t = t;
     this.#clock = t.clock;
     this.#deliver = deliver;
+    this.#o = o;
   }
 
   owns(): boolean {
@@ -225,6 +239,7 @@ class BridgeLayer implements Layer {
       if (this.#inner.has(keyOf(context, id))) throw new RpcError(INVALID_REQUEST, 'Invalid Request: the id is in use');
       const { _meta, ...params } = isObject(frame['params']) ? (frame['params'] as JsonObject) : {};
       const meta = checkedMeta(method as string, _meta, params);
+      if (this.#isOver) return interrupted(id);
       if (method === 'subscriptions/listen') this.#checkListeners(context);
       return this.#pass(id, method as string, params, meta, context);
     } catch (error) {
@@ -233,9 +248,25 @@ class BridgeLayer implements Layer {
     }
   }
 
-  /** Ends subscriptions, which would go on for long. */
+  /** Ends subscriptions, which would go on for long, and after a while what is not answered. */
   close(): void {
+    if (this.#isClosing) return;
+    this.#isClosing = true;
     for (const [id, one] of this.#pending) if (one.isListening) this.#endListening(id, one);
+    const interrupt = (): void => {
+      this.#isOver = true;
+      for (const [id, one] of this.#pending) {
+        one.notices.end(true);
+        one.settle(interrupted(one.id));
+        this.#tellCancelled(id, 'the server ends', one);
+      }
+    };
+    this.#clock.sleep(this.#o.drainMs, this.#drained.signal).then(interrupt, () => {});
+  }
+
+  /** Everything is answered. */
+  drained(): void {
+    this.#drained.abort();
   }
 
   /** Takes a message of the server's. */
@@ -251,12 +282,16 @@ class BridgeLayer implements Layer {
     }
     const { id: _, jsonrpc: __, ...answer } = message;
     const result = answer['result'];
-    const meta = isObject(result) ? result['_meta'] : undefined;
-    if (isObject(meta)) {
-      this.#serverInfo = meta[SERVER_INFO] as Json | undefined;
-      if (SUBSCRIPTION_ID in meta) {
-        answer['result'] = { ...(result as JsonObject), _meta: { ...(meta as JsonObject), [SUBSCRIPTION_ID]: one.id } };
-      }
+    if (isObject(result)) {
+      const meta = isObject(result['_meta']) ? (result['_meta'] as JsonObject) : {};
+      this.#serverInfo = meta[SERVER_INFO] ?? this.#serverInfo;
+      const restored = {
+        ...meta,
+        ...(SUBSCRIPTION_ID in meta && { [SUBSCRIPTION_ID]: one.id }),
+        // Asked what it is, the server says for us that long requests can be read.
+        ...(one.method === 'server/discover' && this.#o.spills && { [SPILL_META]: true }),
+      };
+      if (Object.keys(restored).length > 0) answer['result'] = { ...(result as JsonObject), _meta: restored };
     }
     one.notices.end(false);
     one.settle({ jsonrpc: '2.0', id: one.id, ...answer });
@@ -289,6 +324,7 @@ class BridgeLayer implements Layer {
       const one: Pending = {
         from,
         id: outer,
+        method,
         isListening,
         wantsLogs: meta[LOG_LEVEL] !== undefined,
         context,
@@ -386,6 +422,9 @@ class BridgeLayer implements Layer {
     return wanting.every((one) => one.from === wanting[0]?.from) ? wanting[0] : undefined;
   }
 }
+
+const interrupted = (id: string | number): Json =>
+  rpcError(id, INTERRUPTED, 'Interrupted: the server ended, and whether it was done is not known');
 
 const REPEATABLE: ReadonlySet<string> = new Set([
   'server/discover',

@@ -16,16 +16,16 @@ import {
   type Sent,
 } from './channel.ts';
 import { classify, INTERRUPTED, resultOf, rpcNotification, rpcRequest } from './dispatch.ts';
-import { BadKey, BadName, CallTimeout, type RingGap, TechnocoreError } from './errors.ts';
+import { BadKey, BadName, CallTimeout, FrameTooLong, type RingGap, TechnocoreError } from './errors.ts';
 import { feedOf } from './feed.ts';
-import { decode, encode, isDeep, isObject, type Json } from './frames.ts';
+import { decode, encode, encodeLong, isDeep, isObject, type Json, MAX_TEXT } from './frames.ts';
 import { budgetOf, healthOf, type Options, onAbort, orAbort, sharedOf, type Transport, transportOf } from './http.ts';
 import { type Identity, resolveIdentity } from './identity.ts';
 import { fingerprint, isDid } from './names.ts';
 import { isServedHere, isThere, LOOK_MS, type Presence, presenceOf } from './presence.ts';
 import { saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
-import { FRAME_MEMBER, SPILL_META } from './spill.ts';
+import { FRAME_MEMBER, MAX_SPILLED, SPILL_META, spilledBytes, spilledFrame } from './spill.ts';
 
 /** Member of `params._meta` that names the room for the answer. */
 export const REPLY_META = 'chat.technocore/reply';
@@ -77,6 +77,8 @@ export interface Conversation {
   take(frame: Member, kind: 'response' | 'notification'): Taken;
   /** How long signs of life can extend the timeout, ms; default ten times as long. */
   maxMs?: number | undefined;
+  /** Whether the other side is known to read requests that are too large for a message. */
+  spills?: boolean;
   /** Told the request's id just before it is written. */
   begin?: (id: string) => void;
   /** Told that it was written, or may have been. */
@@ -287,6 +289,8 @@ async function lineOf(
   o: CallOptions,
 ): Promise<Line> {
   if (isChannel(to)) {
+    // Its ids would be taken for those of another key.
+    if (isDid(to.self) && to.self !== signer.did) throw new BadKey('the channel is another signer’s');
     let inbox = channelInboxes.get(to);
     if (!inbox) channelInboxes.set(to, (inbox = new Inbox(t)));
     let pins = channelPins.get(to);
@@ -327,6 +331,14 @@ function addressed(params: Json | undefined, replyTo: string | undefined, spills
   };
 }
 
+/** A request as one line: itself, or once it is put into notes, what stands for it. */
+async function shortened({ spill }: Channel, request: Member, replyTo: string | undefined): Promise<string> {
+  const text = encodeLong(request);
+  if (text.length <= MAX_TEXT || !spill) return encode(request);
+  const more: Member = replyTo === undefined ? {} : { params: { _meta: { [REPLY_META]: replyTo } } };
+  return spilledFrame(text, (text) => spill.put(text), more);
+}
+
 // --- calls -------------------------------------------------------------------------------------------------------
 
 /**
@@ -341,7 +353,7 @@ export async function converse(
   params: Json | undefined,
   signer: Signer,
   o: CallOptions,
-  { take, maxMs = (o.timeoutMs ?? 30_000) * 10, begin, written }: Conversation,
+  { take, maxMs = (o.timeoutMs ?? 30_000) * 10, spills = false, begin, written }: Conversation,
 ): Promise<void> {
   const t = transportOf(o);
   const { clock } = t;
@@ -356,13 +368,15 @@ export async function converse(
     throw new TechnocoreError('bad_params', 'params are an object, an array, or left out');
   }
   // Too long with the shortest id that could be minted: known before anything is sent.
-  encode(
-    rpcRequest(
-      o.id || `${signer.fingerprint}.........0.0`,
-      method,
-      addressed(params, isChannel(to) ? undefined : o.replyTo, !isChannel(to) || to.spill !== undefined),
-    ),
+  const shortest = rpcRequest(
+    o.id || `${signer.fingerprint}.........0.0`,
+    method,
+    addressed(params, isChannel(to) ? undefined : o.replyTo, !isChannel(to) || to.spill !== undefined),
   );
+  if (spills && (!isChannel(to) || to.spill !== undefined)) {
+    const bytes = spilledBytes(encodeLong(shortest));
+    if (bytes > MAX_SPILLED) throw new FrameTooLong(bytes, MAX_SPILLED);
+  } else encode(shortest);
 
   const stop = new AbortController();
   const forgetAbort = onAbort(o.signal, () => stop.abort(o.signal?.reason));
@@ -413,7 +427,8 @@ export async function converse(
     }
     leave = await inbox.enter(channel, stop.signal);
     id ||= inbox.mint(signer, line.epoch());
-    const text = encode(rpcRequest(id, method, addressed(params, line.replyTo, channel.spill !== undefined)));
+    const request = rpcRequest(id, method, addressed(params, line.replyTo, channel.spill !== undefined));
+    const text = spills ? await orAbort(shortened(channel, request, line.replyTo), stop.signal) : encode(request);
 
     const retries = o.retry ?? 0;
     let attempt = 0;
@@ -598,7 +613,7 @@ function whyOf(now: number, sent: Sent | undefined, seen: Presence | undefined):
  * @throws CallTimeout no answer in time; `reason` says what is known
  * @throws RingGap the answer may be among messages that the reply room lost
  * @throws MayHaveLanded the request may have arrived, and no answer came in time
- * @throws FrameTooLong, BadName, and TechnocoreError `no_mailbox`, `no_reply_address`, `duplicate_id`, `bad_params`: before anything is sent
+ * @throws FrameTooLong, BadName, BadKey, and TechnocoreError `no_mailbox`, `no_reply_address`, `duplicate_id`, `bad_params`: before anything is sent
  * @throws RateLimited at once, with nothing sent, when the request's turn to be written would come too late for an answer
  * @throws what the write throws: Forbidden, RoomBudget, CapacityReached, Unavailable …
  * @throws the signal's reason when it aborts

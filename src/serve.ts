@@ -19,6 +19,7 @@ import {
   INTERNAL_ERROR,
   INTERRUPTED,
   INVALID_REQUEST,
+  isId,
   type JsonObject,
   rpcError,
 } from './dispatch.ts';
@@ -33,8 +34,9 @@ import { type ReplyLimits, ReplyRooms } from './replies.ts';
 import type { CursorStore } from './rooms.ts';
 import { Share, type Standing } from './share.ts';
 import type { Signer } from './signer.ts';
-import { MAX_SPILLED, SPILL_META, Spills, spilledBytes, spilledFrame, writesFor } from './spill.ts';
+import { MAX_SPILLED, readSpilled, SPILL_META, Spills, spilledBytes, spilledFrame, writesFor } from './spill.ts';
 import { Regulars } from './turns.ts';
+import { isSpilled, LongRequests } from './unspill.ts';
 import { Workers } from './workers.ts';
 
 /** Too much to do; `data.retryAfterMs`. */
@@ -91,6 +93,11 @@ export interface ServeOptions
    * the write budget of its address, and twelve reads a minute while it waits for a share.
    */
   claim?: boolean | { leaseMs?: number };
+  /**
+   * Whether requests too large for a message are read out of notes; each costs up to sixteen reads. Default: where `allow`
+   * says who may call.
+   */
+  spill?: boolean;
   /** Called once requests are taken. */
   onReady?: () => void;
 }
@@ -149,6 +156,7 @@ class Server implements Listener {
   readonly #queued = new Map<string, AbortController>();
   readonly #outbox: Outbox;
   readonly #spilled: Spills;
+  readonly #long: LongRequests | undefined;
   /** What is under way, so that draining can wait for it. */
   readonly #tasks = new Set<Promise<unknown>>();
   /** Each message that is still worked on, in the order of the room. */
@@ -193,6 +201,8 @@ class Server implements Listener {
       sayUnrefused(t, signer, room, text, this.#given.signal);
     this.#outbox = new Outbox(t, write, this.#regulars);
     this.#spilled = new Spills(t, signer);
+    const spill = this.#channel ? this.#channel.spill : { get: (ref: Json) => readSpilled(t, ref) };
+    if (spill && readsSpilled(o)) this.#long = new LongRequests((ref) => spill.get(ref));
     if (o.claim) this.#share = this.#makeShare(o.claim === true ? undefined : o.claim.leaseMs);
     const concurrency = o.concurrency ?? 16;
     // Some turns are left for others, where there are enough of them.
@@ -410,7 +420,9 @@ class Server implements Listener {
   }
 
   /** Decides about one message; what it asks for then runs on its own. */
-  async #admit(m: Incoming, frame: JsonObject | Json[], standing: Standing): Promise<void> {
+  async #admit(m: Incoming, said: JsonObject | Json[], standing: Standing): Promise<void> {
+    const frame = isSpilled(said) && standing !== 'finished' ? await this.#unspilled(m, said) : said;
+    if (!frame) return;
     const batch = Array.isArray(frame) ? frame : undefined;
     const members = batch ?? [frame];
     const kinds = members.map(classify);
@@ -482,6 +494,23 @@ class Server implements Listener {
     );
   }
 
+  /** The request that a frame stands for; undefined when there is none, which is told. */
+  async #unspilled(m: Incoming, frame: JsonObject): Promise<JsonObject | undefined> {
+    const { id } = frame;
+    const named = metaOf(frame)?.[REPLY_META];
+    if (!this.#long || !isId(id) || !mayUseId(m.from, id)) return this.#refuse(m, 'a long request');
+    if (!((await this.#o.allow?.(m.from)) ?? true)) return this.#refuse(m, 'not allowed');
+    try {
+      return await this.#long.read(m.from, frame);
+    } catch (cause) {
+      this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason: 'a long request', cause });
+      const reply = await this.#replyTo(m, named);
+      const text = encodeLong(rpcError(id, INTERNAL_ERROR, 'The request could not be read out of its notes'));
+      if (reply) this.#track(this.#answer(reply, text));
+      return undefined;
+    }
+  }
+
   /** Remembers what another server finished, so that it runs here as little as it would there. */
   async #elsewhere(m: Incoming, requests: JsonObject[], named: unknown): Promise<void> {
     const { verdicts } = await this.#admission({ ...m, at: undefined }, requests, named);
@@ -513,7 +542,7 @@ class Server implements Listener {
     }
   }
 
-  #refuse(m: Incoming, reason: string): void {
+  #refuse(m: Incoming, reason: string): undefined {
     this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason });
   }
 
@@ -561,7 +590,9 @@ class Server implements Listener {
       case 'answered':
         if (this.#share && verdict.answer === interrupted(id)) return this.#interrupted(m, request, fresh, reply);
         // Read again after a restart; a repeat that the caller signed anew is fresh.
-        return !fresh && verdict.sent ? undefined : verdict.answer;
+        if (fresh || !verdict.sent) return verdict.answer;
+        this.#t.onEvent({ kind: 'skipped', room: m.room, seq: m.seq, from: m.from, reason: 'old' });
+        return undefined;
       case 'interrupted':
         return this.#interrupted(m, request, fresh, reply);
       case 'before':
@@ -776,6 +807,11 @@ class Server implements Listener {
       this.#save();
     })();
   }
+}
+
+/** @internal Whether a server with these options reads requests out of notes. */
+export function readsSpilled({ spill, allow }: Pick<ServeOptions, 'spill' | 'allow'>): boolean {
+  return spill ?? allow !== undefined;
 }
 
 /** Requests in one batch; each may cost an answer. */

@@ -1,5 +1,5 @@
 /**
- * Answers too large for a message, in notes: chunks under a name that only the signer of the answer can tell beforehand,
+ * Texts too large for a message, in notes: chunks under a name that only their signer can tell beforehand,
  * and in their place a frame that says where they are, how long they are together, and their digest. Anybody who learns
  * the name can write there; what then does not fit the digest, which is signed with the frame, is no answer.
  *
@@ -198,11 +198,16 @@ export function spillOf(t: Transport, signer: Signer, room: string, seal?: Chunk
 }
 
 /**
- * The frame that stands for an answer too large for a message, once that is put.
+ * The frame that stands for a request or an answer too large for a message, once that is put.
  *
+ * @param more further members of the frame
  * @throws what putting throws
  */
-export async function spilledFrame(text: string, put: (text: string) => Promise<Json>): Promise<string> {
+export async function spilledFrame(
+  text: string,
+  put: (text: string) => Promise<Json>,
+  more: { [member: string]: Json } = {},
+): Promise<string> {
   const { id } = JSON.parse(text) as { id: Json };
-  return encode({ jsonrpc: '2.0', id, [FRAME_MEMBER]: await put(text) });
+  return encode({ jsonrpc: '2.0', id, ...more, [FRAME_MEMBER]: await put(text) });
 }

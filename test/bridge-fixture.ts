@@ -7,7 +7,7 @@ import { vectors } from './mcp-vectors.ts';
 const { fixture } = vectors;
 const text = (value: string): any => ({ content: [{ type: 'text', text: value }] });
 const PERSON = { type: 'object', properties: { name: { type: 'string' } }, required: ['name'] };
-const NAMES = ['add', 'fail', 'steps', 'noisy', 'greet', 'hang', 'who', 'touch', 'big'];
+const NAMES = ['add', 'fail', 'steps', 'noisy', 'greet', 'hang', 'who', 'touch', 'big', 'size'];
 
 /** What happened inside, for tests that look at it from there. */
 export interface Seen {
@@ -52,6 +52,7 @@ function fixtureServer(seen: Seen): Server {
       else await server.sendResourceUpdated({ uri: what });
       return text('ok');
     },
+    size: ({ text: given }) => text(String(given.length)),
     big: ({ chars }) => text('x'.repeat(chars)),
   };
   server.setRequestHandler('tools/list', () => ({
