@@ -43,6 +43,7 @@ async function served(o: RoomServerOptions = {}, box: string | Channel = `mb-p-s
   let isReady = false;
   const transport = new RoomServerTransport(box, key, {
     base: service.url,
+    drainMs: 100,
     onEvent: (event) => events.push(event),
     onReady: () => {
       isReady = true;
@@ -269,6 +270,8 @@ describe('many', () => {
     );
     expect(outcomes).toEqual(clients.map((_, c) => Array.from({ length: 125 }, (_, i) => c * 1000 + i)));
     expect(seen.calls).toHaveLength(1000);
+    for (const { call } of clients) void call('hang').catch(() => {});
+    await until(() => seen.calls.length === 1008 && alone.stats.parked === 2);
     expect(alone.stats.parkedMost).toBe(2);
   });
 
