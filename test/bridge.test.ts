@@ -11,7 +11,7 @@ import { type Channel, type Incoming, mailboxes } from '../src/channel.ts';
 import { randomBytes } from '../src/crypto.ts';
 import { TechnocoreError } from '../src/errors.ts';
 import { decode, encode } from '../src/frames.ts';
-import { type Event, transportOf } from '../src/http.ts';
+import type { Event } from '../src/http.ts';
 import { createLocalService, type Listening, type LocalService } from '../src/local.ts';
 import { HttpRelay, Identity, Session } from '../src/parley.ts';
 import { say } from '../src/rooms.ts';
@@ -76,7 +76,7 @@ async function connected(
 /** A way to put any frame into a mailbox with a fresh key, and what comes back. */
 async function wired(to: string, replyTo = `mb-p-raw-${++count}`, key = Signer.generate()) {
   const frames: any[] = [];
-  const channel = mailboxes(transportOf({ base: service.url }), key, to, replyTo);
+  const channel = mailboxes(to, replyTo, key, { base: service.url });
   const message = ({ from, text }: Incoming): void => {
     const frame = from === key.did ? undefined : decode(text);
     if (frame) frames.push(frame);
