@@ -9,6 +9,7 @@ import { callCommands } from './cli-calls.ts';
 import { keyCommands } from './cli-keys.ts';
 import { Args, type Command, EXIT, failure, helpOf, overview, print, tell, Usage } from './cli-kit.ts';
 import { localCommands } from './cli-local.ts';
+import { mcpCommands } from './cli-mcp.ts';
 import { parleyCommands } from './cli-parley.ts';
 import { roomCommands } from './cli-rooms.ts';
 
@@ -19,6 +20,7 @@ const commands: Record<string, Command> = {
   ...roomCommands,
   ...callCommands,
   ...parleyCommands,
+  ...mcpCommands,
 };
 
 /** The verb that arguments begin with, and the rest of them. */

@@ -1,0 +1,331 @@
+/**
+ * The command line: an MCP server on one machine, its host on another, and neither of them takes a connection.
+ *
+ * @module
+ */
+import { basename, join } from 'node:path';
+import { createInterface } from 'node:readline/promises';
+import { RoomClientTransport, RoomServerTransport } from './bridge.ts';
+import type { Wire } from './bridge-handshake.ts';
+import { HttpBridge } from './bridge-http.ts';
+import { normalCode, offerPairing, PAIRING_MS, pair, pairingCode } from './bridge-pair.ts';
+import { PairsFile } from './bridge-pairs.ts';
+import { bridgeHost, bridgeServer, type HostWords } from './bridge-stdio.ts';
+import { toHex, utf8 } from './bytes.ts';
+import {
+  type Args,
+  type Command,
+  EXIT,
+  json,
+  KEY,
+  keyHome,
+  ownMailbox,
+  print,
+  SERVICE,
+  shown,
+  tell,
+  Usage,
+} from './cli-kit.ts';
+import { hmacSha256 } from './crypto.ts';
+import { Files } from './files.ts';
+import {
+  type Event,
+  fileCursor,
+  fileLedger,
+  isDid,
+  isName,
+  type Options,
+  publishIdentity,
+  resolveIdentity,
+  roomClasses,
+  type Signer,
+  TechnocoreError,
+} from './technocore-rpc.ts';
+
+const random = (bytes: number): Uint8Array => crypto.getRandomValues(new Uint8Array(bytes));
+
+/** Events that are told without being asked for. */
+const LOUD = new Set([
+  'server-stopped',
+  'server-unusable',
+  'server-ready',
+  'lost',
+  'bridge-error',
+  'unanswered',
+  'unsaved',
+]);
+
+/** One event in one line; whatever a stranger may have written is cut and made harmless. */
+function eventLine({ kind, ...detail }: Event): string {
+  const time = new Date().toTimeString().slice(0, 8);
+  if (kind === 'call') {
+    const { method, name, from, ms, outcome } = detail as { [member: string]: string | number | undefined };
+    const who = from === undefined ? '' : ` ${`${from}`.slice(-8)}`;
+    return shown(
+      `${time}${who} ${`${method}`.slice(0, 40)}${name === undefined ? '' : ` ${`${name}`.slice(0, 80)}`} ${outcome} ${ms} ms`,
+    );
+  }
+  const text = Object.entries(detail).map(([name, value]) => {
+    const told =
+      value instanceof Error ? value.message : typeof value === 'object' ? JSON.stringify(value) : String(value);
+    return `${name}: ${told.slice(0, 200)}`;
+  });
+  return shown(`${time} ${kind}${text.length > 0 ? `, ${text.join(', ')}` : ''}`);
+}
+
+const listener = (args: Args): ((event: Event) => void) => {
+  const isVerbose = args.has('verbose');
+  return (event) => {
+    if (isVerbose || LOUD.has(event.kind)) tell(args.json ? json(event, true) : eventLine(event));
+  };
+};
+
+/** A directory for what is to be remembered, made when it is not there. */
+async function homeOf(args: Args): Promise<string> {
+  const home = keyHome(args.text('dir'));
+  await new Files().makeDir(home);
+  return home;
+}
+
+const isMailbox = (name: string): boolean => isName(name) && roomClasses(name).mb;
+
+/** The block of a host's configuration file. */
+const hostBlock = (name: string, server: object): string => JSON.stringify({ mcpServers: { [name]: server } }, null, 2);
+
+const baseFlag = (args: Args): string[] => {
+  const base = args.text('base') ?? process.env['TECHNOCORE_URL'];
+  return base === undefined ? [] : ['--base', base];
+};
+
+// --- serve -------------------------------------------------------------------------------------------------------
+
+/** What a server may be called in a host's configuration: the word of its command that says most. */
+function nameOf(command: string[]): string {
+  const words = command.filter(
+    (word) => !/^-/.test(word) && !/^(npx|node|npm|exec|bunx?|deno|run|uvx?|python3?)$/.test(word),
+  );
+  const name = basename(words[0] ?? 'server')
+    .replace(/\.\w+$/, '')
+    .replace(/[^A-Za-z0-9_-]/g, '-');
+  return name === '' ? 'server' : name.slice(0, 40);
+}
+
+async function serveOne(args: Args): Promise<number> {
+  const command = args.words;
+  const allowed = new Set(args.all('allow'));
+  for (const did of allowed) if (!isDid(did)) throw new Usage(`--allow takes a did:key, not ${JSON.stringify(did)}`);
+  const isPublic = args.has('public');
+  if (isPublic && (allowed.size > 0 || args.has('pair'))) throw new Usage('--public lets everybody in already');
+  const signer = await args.signer();
+  // Not to be guessed, and the same for the same command.
+  const mailbox = args.text('mailbox') ?? ownMailbox(signer, `mcp/${JSON.stringify(command)}`);
+  if (!isMailbox(mailbox)) throw new Usage('--mailbox takes the name of a mailbox, like mb-p-something-unguessable');
+  const home = await homeOf(args);
+  const pairs = new PairsFile(join(home, 'mcp-pairs.json'));
+  for (const did of await pairs.callersOf(mailbox)) allowed.add(did);
+  const onEvent = listener(args);
+  const service: Options = { ...args.service, onEvent };
+  const ledger = await fileLedger(join(home, `mcp-${mailbox}.ledger`));
+  try {
+    const wire: Wire = new RoomServerTransport(mailbox, signer, {
+      ...service,
+      ...(!isPublic && { allow: (from) => allowed.has(from) }),
+      ledger,
+      cursor: fileCursor(join(home, `mcp-${mailbox}.cursor`)),
+    });
+    const bridged = await bridgeServer(wire, command, { onEvent, isPublic });
+    if (isPublic) await publishIdentity(signer, { mailbox }, service);
+    announce(args, mailbox, signer, allowed, nameOf(command));
+    if (args.has('pair')) void pairOne(args, mailbox, signer, pairs, allowed, service);
+    await bridged.ended;
+    await bridged.close();
+  } finally {
+    await ledger.close?.();
+  }
+  return EXIT.ok;
+}
+
+/** What to do on the other side. */
+function announce(args: Args, mailbox: string, { did }: Signer, allowed: Set<string>, name: string): void {
+  const connect = ['-y', 'technocore-rpc', 'mcp', 'connect', mailbox, '--peer', did, ...baseFlag(args)];
+  if (args.json) {
+    print(json({ mailbox, did, allowed: args.has('public') ? 'everybody' : [...allowed] }, true));
+    return;
+  }
+  print(`mailbox: ${mailbox}\ndid:     ${did}\n`);
+  if (args.has('public')) print('Everybody who knows the mailbox or the DID may call.');
+  else if (allowed.size > 0) for (const one of allowed) print(`May call: ${one}`);
+  else if (!args.has('pair')) print('Nobody may call yet: say --allow <did>, or --pair.');
+  print(
+    `\nOn the other side, for the configuration of the host:\n${hostBlock(name, { command: 'npx', args: connect })}\n`,
+  );
+}
+
+async function pairOne(
+  args: Args,
+  mailbox: string,
+  signer: Signer,
+  pairs: PairsFile,
+  allowed: Set<string>,
+  service: Options,
+): Promise<void> {
+  const code = pairingCode(random);
+  const onPaired = async (did: string): Promise<void> => {
+    await pairs.addCaller(mailbox, did);
+    allowed.add(did);
+    print(args.json ? json({ paired: did }, true) : `Paired with ${did}, which may call from now on.`);
+  };
+  const onReady = (): void => {
+    if (args.json) print(json({ code, goodForMs: PAIRING_MS }, true));
+    else {
+      print(`Pairing code: ${code}  (one key, ${PAIRING_MS / 60_000} minutes)`);
+      print(`There: npx technocore-rpc mcp connect ${[mailbox, ...baseFlag(args)].join(' ')} --pair ${code}`);
+    }
+  };
+  try {
+    const outcome = await offerPairing(mailbox, signer, { ...service, code, onPaired, onReady });
+    if (outcome !== 'paired' && !args.signal.aborted)
+      tell(`Nobody was paired: the code is ${outcome}. Start again with --pair for another.`);
+  } catch (cause) {
+    tell(shown(`Pairing failed: ${(cause as Error).message}`));
+  }
+}
+
+// --- connect -----------------------------------------------------------------------------------------------------
+
+/** Where a server is, and whose word counts. */
+interface Target {
+  mailbox: string;
+  peer: string | undefined;
+}
+
+async function targetOf(args: Args): Promise<Target> {
+  const [to = ''] = args.words;
+  const peer = args.text('peer');
+  if (peer !== undefined && !isDid(peer)) throw new Usage('--peer takes a did:key');
+  if (isMailbox(to)) return { mailbox: to, peer };
+  if (!isDid(to)) throw new Usage(`${JSON.stringify(to)} is neither a mailbox nor a did:key`);
+  const { mailbox, signed } = (await resolveIdentity(to, args.service)) ?? {};
+  if (mailbox === undefined || !signed)
+    throw new TechnocoreError('no_identity', `${to} says nowhere where it is reached`);
+  return { mailbox, peer: to };
+}
+
+/** The code of `--pair`, typed where `-` stands for it. */
+async function codeFrom(text: string): Promise<string> {
+  if (text !== '-') return normalCode(text);
+  const terminal = createInterface({ input: process.stdin, output: process.stderr });
+  try {
+    return normalCode(await terminal.question('Pairing code: '));
+  } finally {
+    terminal.close();
+  }
+}
+
+async function connectOne(args: Args): Promise<number> {
+  const port = args.number('http', 0, 65_535);
+  const signer = await args.signer();
+  const target = await targetOf(args);
+  const { mailbox } = target;
+  const replyTo = args.text('reply-to') ?? ownMailbox(signer, `mcp-reply/${mailbox}`);
+  if (!isMailbox(replyTo)) throw new Usage('--reply-to takes the name of a mailbox');
+  const pairs = new PairsFile(join(await homeOf(args), 'mcp-pairs.json'));
+  const onEvent = listener(args);
+  const o = { ...args.service, onEvent, replyTo };
+  const typed = args.text('pair');
+  const paired = typed === undefined ? undefined : await pairWith(await codeFrom(typed), mailbox, signer, pairs, o);
+  const peer = target.peer ?? paired ?? (await pairs.serverOf(mailbox))?.did;
+  const connect = (): Wire => new RoomClientTransport(mailbox, signer, { ...o, ...(peer !== undefined && { peer }) });
+  const words: HostWords = {
+    hint: `is technocore-rpc mcp serve running there, for ${mailbox}?`,
+    denied: `the other side must be started with --allow ${signer.did}, or with --pair`,
+  };
+  const server = {
+    command: 'npx',
+    args: [
+      '-y',
+      'technocore-rpc',
+      'mcp',
+      'connect',
+      mailbox,
+      ...(peer === undefined ? [] : ['--peer', peer]),
+      ...baseFlag(args),
+    ],
+  };
+  if (port !== undefined) return overHttp(args, new HttpBridge({ connect, onEvent, ...words }), port);
+  tell(`${mailbox}, called by ${signer.did}\nTo let this key in, start the server there with: --allow ${signer.did}`);
+  if (process.stdin.isTTY) {
+    tell(`\nA host starts this and speaks to it. For its configuration:\n${hostBlock('remote', server)}`);
+    if (typed !== undefined) return EXIT.ok;
+  }
+  const bridged = await bridgeHost(connect(), process.stdin, process.stdout, { onEvent, ...words });
+  await Promise.race([bridged.ended, new Promise((resolve) => args.signal.addEventListener('abort', resolve))]);
+  process.stdin.destroy();
+  await bridged.close();
+  return EXIT.ok;
+}
+
+async function overHttp(args: Args, bridge: HttpBridge, port: number): Promise<number> {
+  const url = await bridge.listen(port);
+  print(args.json ? json({ url }, true) : url);
+  if (!args.json) tell(`For the configuration of a host:\n${hostBlock('remote', { type: 'http', url })}`);
+  await new Promise((resolve) => args.signal.addEventListener('abort', resolve));
+  await bridge.close();
+  return EXIT.ok;
+}
+
+/** Pairs, unless it was done with this very code before: a host that starts us again says it again. */
+async function pairWith(
+  code: string,
+  mailbox: string,
+  signer: Signer,
+  pairs: PairsFile,
+  o: Options & { replyTo: string },
+): Promise<string> {
+  const used = toHex(hmacSha256(utf8(code), utf8('technocore-rpc/used')).subarray(0, 16));
+  const known = await pairs.serverOf(mailbox);
+  if (known?.used === used) return known.did;
+  const did = await pair(mailbox, code, signer, o);
+  await pairs.setServer(mailbox, { did, used });
+  tell(`Paired with ${did}.`);
+  return did;
+}
+
+const VERBOSE = { verbose: { about: 'a line for each call, and what happens on the way' } };
+
+/** `mcp serve` and `mcp connect`. */
+export const mcpCommands: Record<string, Command> = {
+  'mcp serve': {
+    args: '-- <command> [argument]…',
+    about: 'an MCP server that speaks over stdio, for hosts elsewhere',
+    words: [1, 1000],
+    flags: {
+      ...SERVICE,
+      ...KEY,
+      mailbox: { value: 'name', about: 'default: one that only this key can name, for this command' },
+      allow: { value: 'did', about: 'a key that may call; repeatable', multiple: true },
+      pair: { about: 'a code, shown here and typed there, lets one more key in' },
+      public: { about: 'everybody may call' },
+      ...VERBOSE,
+    },
+    more: `Closed to everybody but the keys that were allowed or paired; those paired are remembered in the key directory. What
+callers send reaches the command as it is: it can do there whatever the command lets its user do.`,
+    run: serveOne,
+  },
+  'mcp connect': {
+    args: '<mailbox or did>',
+    about: 'a server elsewhere, for an MCP host here: over stdio, or on a port',
+    words: [1, 1],
+    flags: {
+      ...SERVICE,
+      ...KEY,
+      peer: { value: 'did', about: 'the only key whose answers count; default: the paired one, else the first' },
+      pair: { value: 'code', about: 'makes this key known to the server; - asks for the code' },
+      http: { value: 'port', about: 'Streamable HTTP on 127.0.0.1 instead of stdio; 0: a free port' },
+      'reply-to': { value: 'mailbox', about: 'where the answers go; default: one that only this key can name' },
+      ...VERBOSE,
+    },
+    more: 'What the server says of its tools, and what they answer, is a stranger’s text: it goes to the host as it is.',
+    run: connectOne,
+  },
+};

@@ -1,0 +1,287 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
+import { mkdir, mkdtemp, rm, stat, writeFile } from 'node:fs/promises';
+import { createRequire } from 'node:module';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { Client } from '@modelcontextprotocol/client';
+import { StdioClientTransport } from '@modelcontextprotocol/client/stdio';
+import { Client as OldClient } from '@modelcontextprotocol/sdk/client/index.js';
+import { StdioClientTransport as OldStdio } from '@modelcontextprotocol/sdk/client/stdio.js';
+import { StreamableHTTPClientTransport as OldHttp } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
+import {
+  CreateMessageRequestSchema,
+  ElicitRequestSchema,
+  ResourceUpdatedNotificationSchema,
+} from '@modelcontextprotocol/sdk/types.js';
+import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
+import { createLocalService, type Listening } from '../src/local.ts';
+import { call, Signer } from '../src/technocore-rpc.ts';
+import { FREE, until } from './support.ts';
+
+// The command line as it is used: processes of ours between the servers that people run and the clients that hosts have.
+
+const CLI = new URL('../dist/cli.js', import.meta.url).pathname;
+const SPY = new URL('mcp-spy.mjs', import.meta.url).pathname;
+const modules = createRequire(import.meta.url);
+const SERVERS = {
+  filesystem: modules.resolve('@modelcontextprotocol/server-filesystem/dist/index.js'),
+  everything: modules.resolve('@modelcontextprotocol/server-everything/dist/index.js'),
+};
+
+let service: Listening;
+let folder: string;
+const running = new Set<ChildProcess>();
+const clients = new Set<{ close(): Promise<void> }>();
+
+beforeAll(async () => {
+  service = await createLocalService({ limits: FREE }).listen();
+  folder = await mkdtemp(join(tmpdir(), 'mcp-'));
+});
+afterEach(async () => {
+  await Promise.all([...clients].map((client) => client.close()));
+  clients.clear();
+  for (const child of running) {
+    child.kill('SIGTERM');
+    if (child.exitCode === null && child.signalCode === null) await once(child, 'exit');
+  }
+  running.clear();
+});
+afterAll(async () => {
+  await service.close();
+  await rm(folder, { recursive: true });
+});
+
+interface Serving {
+  mailbox: string;
+  did: string;
+  process: ChildProcess;
+  /** What it printed, line by line. */
+  lines: any[];
+  told: () => string;
+}
+
+/** `mcp serve` in front of a server whose input is written down. */
+async function serve(name: string, flags: string[], server: string[]): Promise<Serving> {
+  const own = ['--base', service.url, '--dir', join(folder, `${name}-server`), '--json', '--verbose'];
+  const command = [process.execPath, '--import', SPY, ...server];
+  const env = { ...process.env, SPY_FILE: join(folder, `${name}.spy`) };
+  const child = spawn(process.execPath, [CLI, 'mcp', 'serve', ...own, ...flags, '--', ...command], { env });
+  running.add(child);
+  let [out, err] = ['', ''];
+  const lines: any[] = [];
+  child.stdout.on('data', (chunk) => {
+    out += chunk;
+    const parts = out.split('\n');
+    out = parts.pop()!;
+    lines.push(...parts.map((line) => JSON.parse(line)));
+  });
+  child.stderr.on('data', (chunk) => {
+    err += chunk;
+  });
+  await until(() => (lines.length > 0 && /server-ready/.test(err)) || child.exitCode !== null);
+  if (lines.length === 0) throw new Error(err);
+  return { ...lines[0], process: child, lines, told: () => err };
+}
+
+/** What the server behind `mcp serve` was sent, and the ids of its processes. */
+function spied(name: string): { sent: any[]; pids: number[] } {
+  const text = readFileSync(join(folder, `${name}.spy`), 'utf8');
+  const lines = text
+    .trim()
+    .split('\n')
+    .map((line) => JSON.parse(line));
+  return { sent: lines.filter(({ jsonrpc }) => jsonrpc), pids: lines.flatMap(({ pid = [] }) => pid) };
+}
+
+/** How a host starts `mcp connect`. */
+const connect = (
+  name: string,
+  mailbox: string,
+  flags: string[] = [],
+): { command: string; args: string[]; stderr: 'ignore' } => ({
+  command: process.execPath,
+  args: [CLI, 'mcp', 'connect', mailbox, '--base', service.url, '--dir', join(folder, `${name}-host`), ...flags],
+  stderr: 'ignore',
+});
+
+async function oldClient(
+  stdio: ReturnType<typeof connect>,
+  capabilities: object = {},
+): Promise<{ client: OldClient; transport: OldStdio }> {
+  const client = new OldClient({ name: 'old-host', version: '1' }, { capabilities });
+  const transport = new OldStdio(stdio);
+  clients.add(client);
+  await client.connect(transport);
+  return { client, transport };
+}
+
+async function newClient(stdio: ReturnType<typeof connect>): Promise<Client> {
+  const client = new Client(
+    { name: 'new-host', version: '1' },
+    { versionNegotiation: { mode: { pin: '2026-07-28' } } },
+  );
+  clients.add(client);
+  await client.connect(new StdioClientTransport(stdio));
+  return client;
+}
+
+const kill = async (child: ChildProcess): Promise<void> => {
+  child.kill('SIGKILL');
+  await once(child, 'exit');
+  running.delete(child);
+};
+
+test('a file server: closed to strangers, paired by a code, and both sides killed in between', async () => {
+  const data = join(folder, 'data');
+  await mkdir(data);
+  await writeFile(join(data, 'a.txt'), 'from afar');
+  const run = (flags: string[] = []): Promise<Serving> => serve('files', flags, [SERVERS.filesystem, data]);
+  const first = await run(['--pair']);
+  await until(() => first.lines.some(({ code }) => code));
+  const { code } = first.lines.find(({ code }) => code);
+  const { mailbox } = first;
+  expect(mailbox).toMatch(/^mb-p-[0-9a-f]{24}$/);
+
+  // A stranger is told so, with and without a wrong code, and nothing of it reaches the server.
+  const wrong = code.replaceAll(/[0-9A-Z]/g, (char: string) => (char === '7' ? '8' : '7'));
+  await expect(oldClient(connect('stranger', mailbox))).rejects.toThrow(/Denied.*--allow did:key/);
+  await expect(oldClient(connect('stranger', mailbox, ['--pair', wrong]))).rejects.toThrow();
+  const stranger = Signer.generate();
+  const o = { base: service.url, replyTo: 'mb-p-stranger' };
+  await expect(call(mailbox, 'tools/list', {}, stranger, o)).rejects.toMatchObject({ rpc: { code: 1004 } });
+  const own = ['server/discover', 'initialize', 'notifications/initialized'];
+  await until(() => spied('files').sent.length === own.length);
+  expect(spied('files').sent.map(({ method }) => method)).toEqual(own);
+
+  const stdio = connect('files', mailbox, ['--pair', code]);
+  const { client, transport } = await oldClient(stdio);
+  expect(client.getServerVersion()).toMatchObject({ name: 'secure-filesystem-server' });
+  const { tools } = await client.listTools();
+  expect(tools.length).toBeGreaterThan(10);
+  const text = async (from: { callTool: any } = client): Promise<string> => {
+    const { content } = await from.callTool({ name: 'read_text_file', arguments: { path: join(data, 'a.txt') } });
+    return content[0].text;
+  };
+  expect(await text()).toBe('from afar');
+  const denied = await client.callTool({ name: 'read_text_file', arguments: { path: '/etc/hostname' } });
+  expect(denied.isError).toBe(true);
+  const { mode } = await stat(join(folder, 'files-server', 'mcp-pairs.json'));
+  expect(mode & 0o777).toBe(0o600);
+
+  // The server behind is killed: it is started again.
+  const { pids } = spied('files');
+  process.kill(pids.at(-1)!, 'SIGKILL');
+  await until(() => /server-stopped/.test(first.told()));
+  expect(await text()).toBe('from afar');
+
+  // The serving side is killed: what is asked meanwhile is answered when it is there again, and nobody pairs again.
+  await kill(first.process);
+  const waiting = text();
+  const second = await run();
+  expect(second.mailbox).toBe(mailbox);
+  expect(second.lines[0].allowed.length).toBe(1);
+  expect(await waiting).toBe('from afar');
+
+  // The host's side is killed, and started as it was: the code is spent, and is not needed.
+  process.kill(transport.pid!, 'SIGKILL');
+  await until(() => client.transport === undefined);
+  const { client: again } = await oldClient(stdio);
+  expect(await text(again)).toBe('from afar');
+  const modern = await newClient(stdio);
+  expect(await text(modern)).toBe('from afar');
+  expect((await modern.listTools()).tools.length).toBe(tools.length);
+
+  // Both end in good order when they are told to.
+  second.process.kill('SIGTERM');
+  expect((await once(second.process, 'exit'))[0]).toBe(0);
+});
+
+test('a server of everything: progress, questions, resources, prompts, over stdio and HTTP', async () => {
+  const host = await Signer.fromDir(join(folder, 'all-host'));
+  const serving = await serve('all', ['--allow', host.did], [SERVERS.everything, 'stdio']);
+  const capabilities = { sampling: {}, elicitation: {}, roots: { listChanged: true } };
+  const { client } = await oldClient(connect('all', serving.mailbox, ['--peer', serving.did]), capabilities);
+  client.setRequestHandler(ElicitRequestSchema as any, () => ({ action: 'accept', content: { name: 'Ada' } }));
+  client.setRequestHandler(CreateMessageRequestSchema as any, () => ({
+    role: 'assistant',
+    model: 'm',
+    content: { type: 'text', text: 'a poem' },
+  }));
+  const { tools } = await client.listTools();
+  const names = tools.map(({ name }) => name);
+  const use = async (name: string, args: object = {}, o: object = {}): Promise<any> => {
+    expect(names).toContain(name);
+    const result: any = await client.callTool({ name, arguments: args as any }, undefined, o);
+    return result.content.map((block: any) => block.text ?? block.type).join('\n');
+  };
+  expect(await use('echo', { message: 'hello' })).toContain('hello');
+  const steps: number[] = [];
+  await use(
+    'trigger-long-running-operation',
+    { duration: 1, steps: 3 },
+    { onprogress: ({ progress }: any) => steps.push(progress) },
+  );
+  expect(steps.at(-1)).toBe(3);
+  expect(await use('trigger-sampling-request', { prompt: 'p', maxTokens: 10 })).toContain('a poem');
+  expect(await use('trigger-elicitation-request')).toContain('Ada');
+  // The host's disk is none of the server's business.
+  expect(names).not.toContain('get-roots-list');
+
+  const { resources } = await client.listResources();
+  const { uri } = resources[0]!;
+  expect((await client.readResource({ uri })).contents.length).toBe(1);
+  const { prompts } = await client.listPrompts();
+  expect(prompts.length).toBeGreaterThan(0);
+  const { messages } = await client.getPrompt({ name: 'simple-prompt' });
+  expect(messages.length).toBe(1);
+  const updated: string[] = [];
+  client.setNotificationHandler(
+    ResourceUpdatedNotificationSchema as any,
+    ({ params }: any) => void updated.push(params.uri),
+  );
+  await client.subscribeResource({ uri });
+  await use('toggle-subscriber-updates');
+  await until(() => updated.includes(uri));
+  await use('toggle-subscriber-updates');
+
+  // The same over HTTP.
+  const { args } = connect('all', serving.mailbox, ['--http', '0', '--json']);
+  const gate = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'ignore'] });
+  running.add(gate);
+  const [line] = await once(gate.stdout, 'data');
+  const { url } = JSON.parse(String(line));
+  const over = new OldClient({ name: 'web-host', version: '1' });
+  clients.add(over);
+  await over.connect(new OldHttp(new URL(url)) as any);
+  expect((await over.callTool({ name: 'echo', arguments: { message: 'web' } })).content).toMatchObject([
+    { text: 'Echo: web' },
+  ]);
+});
+
+test('what is wrong with the arguments is told before anything is done', async () => {
+  const run = async (args: string[]): Promise<[code: number, told: string]> => {
+    const child = spawn(process.execPath, [CLI, 'mcp', ...args], { stdio: ['ignore', 'ignore', 'pipe'] });
+    let told = '';
+    child.stderr.on('data', (chunk) => {
+      told += chunk;
+    });
+    const [code] = await once(child, 'close');
+    return [code, told];
+  };
+  const dir = ['--dir', join(folder, 'wrong'), '--base', service.url];
+  expect(await run(['serve'])).toEqual([2, expect.stringContaining('too few')]);
+  expect(await run(['serve', '--allow', 'bob', '--', 'x'])).toEqual([2, expect.stringContaining('--allow')]);
+  expect(await run(['serve', ...dir, '--public', '--pair', '--', 'x'])).toEqual([
+    2,
+    expect.stringContaining('--public'),
+  ]);
+  expect(await run(['serve', ...dir, '--mailbox', 'p-room', '--', 'x'])).toEqual([
+    2,
+    expect.stringContaining('mailbox'),
+  ]);
+  expect(await run(['serve', ...dir, '--', '/nowhere/at-all'])).toEqual([1, expect.stringContaining('no_command')]);
+  expect(await run(['connect', ...dir, 'lobby'])).toEqual([2, expect.stringContaining('neither')]);
+  expect(await run(['connect', ...dir, 'mb-p-x', '--pair', 'short'])).toEqual([1, expect.stringContaining('bad_code')]);
+});
