@@ -451,7 +451,17 @@ export class HostSide {
         this.#refuse(pending.hostId, cause);
       }
     } else if (typeof id === 'string' && this.#listening.has(id)) this.#lost(id);
-    else if (typeof id !== 'string' || !id.startsWith(OURS)) this.#o.toHost(frame);
+    else if (typeof id !== 'string' || !id.startsWith(OURS)) {
+      const { error } = frame;
+      const isDenied = isObject(error) && error['code'] === DENIED;
+      this.#o.toHost(isDenied ? rpcError(id, DENIED, this.#denied(error['message'])) : frame);
+    }
+  }
+
+  /** That this key is not let in, and what to do. */
+  #denied(message: unknown): string {
+    const { denied } = this.#o;
+    return denied === undefined ? String(message) : `${message}: ${denied}`;
   }
 
   /** The result of a request for the host; undefined while the host is asked. */
@@ -460,8 +470,7 @@ export class HostSide {
       const { code, message, data } = carriedError(error);
       if (pending.method !== 'server/discover') throw new RpcError(code, message, data);
       this.#session = undefined;
-      const { denied } = this.#o;
-      throw new RpcError(code, code === DENIED && denied !== undefined ? `${message}: ${denied}` : message, data);
+      throw new RpcError(code, code === DENIED ? this.#denied(message) : message, data);
     }
     if (pending.method === 'server/discover') return this.#discovered(result as JsonObject);
     const { resultType = 'complete', ttlMs: _t, cacheScope: _c, _meta, ...rest } = result as JsonObject;

@@ -25,6 +25,7 @@ import {
   shown,
   tell,
   Usage,
+  waiting,
 } from './cli-kit.ts';
 import { hmacSha256 } from './crypto.ts';
 import { Files } from './files.ts';
@@ -125,7 +126,10 @@ async function serveOne(args: Args): Promise<number> {
   for (const did of await pairs.callersOf(mailbox)) allowed.add(did);
   const onEvent = listener(args);
   const service: Options = { ...args.service, onEvent };
-  const ledger = await fileLedger(join(home, `mcp-${mailbox}.ledger`));
+  const ledger = await waiting(
+    'another server of this mailbox may be ending',
+    fileLedger(join(home, `mcp-${mailbox}.ledger`)),
+  );
   try {
     const wire: Wire = new RoomServerTransport(mailbox, signer, {
       ...service,
@@ -214,6 +218,7 @@ async function targetOf(args: Args): Promise<Target> {
 /** The code of `--pair`, typed where `-` stands for it. */
 async function codeFrom(text: string): Promise<string> {
   if (text !== '-') return normalCode(text);
+  if (!process.stdin.isTTY) throw new Usage('--pair - asks for the code on a terminal');
   const terminal = createInterface({ input: process.stdin, output: process.stderr });
   try {
     return normalCode(await terminal.question('Pairing code: '));
@@ -233,8 +238,9 @@ async function connectOne(args: Args): Promise<number> {
   const onEvent = listener(args);
   const o = { ...args.service, onEvent, replyTo };
   const typed = args.text('pair');
-  const paired = typed === undefined ? undefined : await pairWith(await codeFrom(typed), mailbox, signer, pairs, o);
-  const peer = target.peer ?? paired ?? (await pairs.serverOf(mailbox))?.did;
+  if (typed !== undefined) await pairWith(await codeFrom(typed), mailbox, signer, pairs, o);
+  const paired = (await pairs.serverOf(mailbox))?.did;
+  const peer = target.peer ?? paired;
   const connect = (): Wire => new RoomClientTransport(mailbox, signer, { ...o, ...(peer !== undefined && { peer }) });
   const words: HostWords = {
     hint: `is technocore-rpc mcp serve running there, for ${mailbox}?`,
@@ -253,7 +259,11 @@ async function connectOne(args: Args): Promise<number> {
     ],
   };
   if (port !== undefined) return overHttp(args, new HttpBridge({ connect, onEvent, ...words }), port);
-  tell(`${mailbox}, called by ${signer.did}\nTo let this key in, start the server there with: --allow ${signer.did}`);
+  if (args.json) tell(json({ mailbox, did: signer.did, peer }, true));
+  else {
+    tell(`${mailbox}, called by ${signer.did}`);
+    if (paired === undefined) tell(`To let this key in, start the server there with: --allow ${signer.did}`);
+  }
   if (process.stdin.isTTY) {
     tell(`\nA host starts this and speaks to it. For its configuration:\n${hostBlock('remote', server)}`);
     if (typed !== undefined) return EXIT.ok;
@@ -281,14 +291,13 @@ async function pairWith(
   signer: Signer,
   pairs: PairsFile,
   o: Options & { replyTo: string },
-): Promise<string> {
+): Promise<void> {
   const used = toHex(hmacSha256(utf8(code), utf8('technocore-rpc/used')).subarray(0, 16));
   const known = await pairs.serverOf(mailbox);
-  if (known?.used === used) return known.did;
+  if (known?.used === used) return;
   const did = await pair(mailbox, code, signer, o);
   await pairs.setServer(mailbox, { did, used });
   tell(`Paired with ${did}.`);
-  return did;
 }
 
 const VERBOSE = { verbose: { about: 'a line for each call, and what happens on the way' } };

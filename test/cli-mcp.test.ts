@@ -16,6 +16,8 @@ import {
   ResourceUpdatedNotificationSchema,
 } from '@modelcontextprotocol/sdk/types.js';
 import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
+import { Args } from '../src/cli-kit.ts';
+import { mcpCommands } from '../src/cli-mcp.ts';
 import { createLocalService, type Listening } from '../src/local.ts';
 import { call, Signer } from '../src/technocore-rpc.ts';
 import { FREE, until } from './support.ts';
@@ -284,4 +286,38 @@ test('what is wrong with the arguments is told before anything is done', async (
   expect(await run(['serve', ...dir, '--', '/nowhere/at-all'])).toEqual([1, expect.stringContaining('no_command')]);
   expect(await run(['connect', ...dir, 'lobby'])).toEqual([2, expect.stringContaining('neither')]);
   expect(await run(['connect', ...dir, 'mb-p-x', '--pair', 'short'])).toEqual([1, expect.stringContaining('bad_code')]);
+});
+
+test('the commands and the configuration of the README are ones that there are', async () => {
+  const readme = readFileSync(new URL('../README.md', import.meta.url), 'utf8');
+  const commands = [...readme.matchAll(/^npx technocore-rpc (mcp \w+) (.*)$/gm)].map(
+    ([, name, rest]) => [name!, rest!.split(' ')] as const,
+  );
+  const [block] = [...readme.matchAll(/```json\n([\s\S]*?)```/g)]
+    .map(([, json]) => JSON.parse(json!))
+    .filter(({ mcpServers }) => mcpServers);
+  const { args } = block.mcpServers.papers;
+  commands.push([args.slice(2, 4).join(' '), args.slice(4)]);
+  expect(commands.map(([name]) => name)).toEqual(['mcp serve', 'mcp connect', 'mcp connect']);
+  for (const [name, rest] of commands) new Args(mcpCommands[name]!, rest);
+});
+
+test('found by DID where everybody may call; the end of the host is the end, in good order', async () => {
+  const serving = await serve('open', ['--public'], [SERVERS.everything, 'stdio']);
+  const { args } = connect('open', serving.did, ['--json']);
+  const child = spawn(process.execPath, args, { stdio: ['pipe', 'pipe', 'pipe'] });
+  running.add(child);
+  let out = '';
+  child.stdout.on('data', (chunk) => {
+    out += chunk;
+  });
+  const params = { protocolVersion: '2024-11-05', capabilities: {}, clientInfo: { name: 'x', version: '1' } };
+  child.stdin.write(`${JSON.stringify({ jsonrpc: '2.0', id: 1, method: 'initialize', params })}\n`);
+  await until(() => out.includes('\n') || child.exitCode !== null);
+  expect(JSON.parse(out)).toMatchObject({
+    id: 1,
+    result: { protocolVersion: '2024-11-05', serverInfo: { name: 'mcp-servers/everything' } },
+  });
+  child.stdin.end();
+  expect((await once(child, 'exit'))[0]).toBe(0);
 });
