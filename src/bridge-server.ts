@@ -210,6 +210,11 @@ class BridgeLayer implements Layer {
     return true;
   }
 
+  /** What the server behind does is its own affair. */
+  acts(): boolean {
+    return true;
+  }
+
   staysOpen({ method }: JsonObject): boolean {
     return method === 'subscriptions/listen';
   }

@@ -229,6 +229,8 @@ export interface Layer {
   request(frame: JsonObject, context: DispatchContext): Json | undefined | Promise<Json | undefined>;
   /** Takes a notification of such a name, well formed or not. Never throws. */
   notification(frame: JsonObject, context: DispatchContext): void;
+  /** Whether a request or notification of such a name makes anything run, or change. */
+  acts(frame: JsonObject): boolean;
   /** Whether a request may run twice. */
   idempotent(frame: JsonObject): boolean;
   /** Whether a request stays unanswered for long by its nature. */
@@ -274,6 +276,8 @@ export interface Dispatcher {
    * @returns the answer; undefined when nothing goes back
    */
   dispatch(frame: unknown, context?: DispatchContext): Promise<Json | undefined>;
+  /** Whether a request or notification makes anything run; what does not need not be remembered. */
+  acts(frame: unknown): boolean;
   /** Whether a request may run twice without harm, by its handler's own declaration. */
   idempotent(frame: unknown): boolean;
   /** Whether a request is a subscription: open for long, bounded by the dispatcher, and no work in progress. */
@@ -420,6 +424,16 @@ class JsonRpc implements Dispatcher {
       }
     }
     return Array.isArray(value) ? this.#batch(value, context) : this.#one(value, context);
+  }
+
+  acts(frame: unknown): boolean {
+    const kind = classify(frame);
+    if (kind !== 'request' && kind !== 'notification') return false;
+    const member = frame as JsonObject;
+    const method = member['method'] as string;
+    const handler = this.#methods.get(method);
+    // Of calls from inside nobody asks.
+    return handler === undefined ? this.#owner(method)?.acts(member) === true : !has(handler, LOCAL_ONLY);
   }
 
   idempotent(frame: unknown): boolean {

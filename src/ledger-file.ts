@@ -142,10 +142,10 @@ class LoggedLedger implements Ledger {
     this.#journal.check();
     this.pass(now);
     const admission = this.#state.admit(m, now);
-    const begun = m.requests.flatMap(({ id, digest, reply }, i) =>
-      admission.verdicts[i]!.kind === 'new' ? [begunOf(id, digest, reply)] : [],
+    const begun = m.requests.flatMap(({ id, digest, reply, passing }, i) =>
+      admission.verdicts[i]!.kind === 'new' && !passing ? [begunOf(id, digest, reply)] : [],
     );
-    if (admission.fresh) await this.#write(['admit', m.from, m.room, m.nonce ?? null, begun]);
+    if (admission.fresh && !m.passing) await this.#write(['admit', m.from, m.room, m.nonce ?? null, begun]);
     return admission;
   }
 

@@ -12,6 +12,8 @@ export interface LedgerRequest {
   id: string;
   /** Of method and params. */
   digest: string;
+  /** True when nothing runs for it: it is judged like any other, and not remembered. */
+  passing?: boolean;
   /** Where the answer goes, if the request names a place: there an id is one key's. */
   reply?: string;
 }
@@ -25,14 +27,16 @@ export interface LedgerMessage {
   /** When it came, by the clock of the service, ms: given where an earlier ledger, now lost, may have known it. */
   at?: number;
   requests: LedgerRequest[];
+  /** True when nothing at all runs for it: then its nonce is not remembered either. */
+  passing?: boolean;
 }
 
 /**
  * What to do with a request: run it; send the stored answer; leave it, it runs already; leave it, its message is an old
  * one; refuse it, the id stands for another request; leave it, another key waits for an answer under this id in the same
  * place and would take this one for it; say that it was interrupted (an earlier process began it and died); say that it
- * was signed before this ledger began, so that an earlier one may have taken it (whoever signs it anew with a nonce above
- * `nonce` is believed); refuse it for now, there is no room to remember it.
+ * was signed before this ledger began, or too long ago for it to know, so that it may have been taken (whoever signs it
+ * anew with a nonce above `nonce` is believed); refuse it for now, there is no room to remember it.
  */
 export type Verdict =
   | { kind: 'new' | 'running' | 'old' | 'differs' | 'taken' | 'interrupted' }
@@ -80,7 +84,7 @@ export interface LedgerLimits {
   entries?: number;
   /** Most characters of ids and answers kept; default 64 Mi. */
   chars?: number;
-  /** Most (key, room) pairs whose nonces are guarded one by one; default 65,536. Those idle for a day share one guard. */
+  /** Most (key, room) pairs whose nonces are guarded one by one; default 65,536. When there are more, those idle for ten minutes share one guard. */
   floors?: number;
 }
 
@@ -101,8 +105,12 @@ export interface Entry {
   orphan?: boolean;
 }
 
-/** Time in which a pair of key and room must be silent before its guard is merged with others, ms. */
-const FLOOR_MS = 86_400_000;
+/**
+ * Time in which a pair of key and room must be silent before its guard is merged with others, ms: where its nonce tells the
+ * time, which they all then have in common, and where it does not.
+ */
+const FLOOR_MS = 600_000;
+const ODD_FLOOR_MS = 86_400_000;
 /** Most that passes between two looks at the clock, ms. */
 const MAX_STEP_MS = 60_000;
 /** How long after its answer was sent an id is still its asker's alone, ms: for as long as others may have been asking. */
@@ -166,16 +174,23 @@ export class LedgerState implements Ledger {
     this.pass(now);
     const { floors, windowMs } = this.limits;
     const name = `${m.from} ${m.room}`;
-    if (m.nonce !== undefined && !this.floors.has(name) && this.floors.size >= floors && !this.#letOneGo(now)) {
-      return { fresh: false, verdicts: m.requests.map(() => ({ kind: 'full', retryAfterMs: windowMs / 10 })) };
-    }
     const nonce = m.nonce === undefined || /^\d{1,19}$/.test(m.nonce) ? BigInt(m.nonce ?? 0) : -1n;
-    const fresh = m.nonce === undefined || nonce > (this.floors.get(name)?.nonce ?? this.letGo);
+    const own = this.floors.get(name)?.nonce;
+    const fresh = m.nonce === undefined || nonce > (own ?? this.letGo);
     const start = fresh && m.at !== undefined ? this.#startOf(nonce, m.at) : undefined;
-    if (start !== undefined) {
-      return { fresh: false, verdicts: m.requests.map((request) => this.#known(m.from, request, start)) };
+    // Below a guard that is not its own, it may as well be of somebody whose clock is behind.
+    const after = start ?? (!fresh && own === undefined && nonce >= 0n ? String(this.letGo + 1n) : undefined);
+    if (after !== undefined) {
+      return { fresh: false, verdicts: m.requests.map((request) => this.#known(m.from, request, after)) };
     }
-    if (fresh && m.nonce !== undefined) this.raise(name, nonce);
+    if (fresh && m.nonce !== undefined && !m.passing) {
+      // Guards that cannot be merged soon get no more than half.
+      const max = nonce > now ? floors / 2 : floors;
+      if (own === undefined && this.floors.size >= max && !this.#letOneGo(now)) {
+        return { fresh: false, verdicts: m.requests.map(() => ({ kind: 'full', retryAfterMs: windowMs / 10 })) };
+      }
+      this.raise(name, nonce);
+    }
     return { fresh, verdicts: m.requests.map((request) => this.#begin(m.from, request, fresh)) };
   }
 
@@ -200,18 +215,22 @@ export class LedgerState implements Ledger {
     this.floors.set(name, { nonce, since: this.time });
   }
 
-  /** Merges the guard that was not used for longest with the common one, if that is long enough. */
+  /** Merges a guard that was not used for long enough with the common one. */
   #letOneGo(now: number): boolean {
-    const [oldest] = this.floors;
-    if (!oldest || this.time - oldest[1].since < FLOOR_MS) return false;
-    const [name, { nonce }] = oldest;
-    this.floors.delete(name);
-    // A nonce that no clock gave locks out only the key that used it; it must not lock out others.
-    if (nonce > this.letGo && nonce <= BigInt(Math.floor(now))) this.letGo = nonce;
-    return true;
+    for (const [name, { nonce, since }] of this.floors) {
+      const silent = this.time - since;
+      if (silent < FLOOR_MS) return false;
+      // A nonce that no clock gave locks out only the key that used it; it must not lock out others.
+      const isOdd = nonce > now;
+      if (isOdd && silent < ODD_FLOOR_MS) continue;
+      this.floors.delete(name);
+      if (!isOdd && nonce > this.letGo) this.letGo = nonce;
+      return true;
+    }
+    return false;
   }
 
-  #begin(from: string, { id, digest, reply }: LedgerRequest, fresh: boolean): Verdict {
+  #begin(from: string, { id, digest, reply, passing }: LedgerRequest, fresh: boolean): Verdict {
     const name = `${from} ${id}`;
     const entry = this.entries.get(name);
     if (entry) {
@@ -222,6 +241,7 @@ export class LedgerState implements Ledger {
     }
     if (!fresh) return { kind: 'old' };
     if (!this.#isOurs(from, id, reply)) return { kind: 'taken' };
+    if (passing) return { kind: 'new' };
     const { entries, chars, windowMs } = this.limits;
     const held = this.perKey.get(from) ?? { entries: 0, chars: 0 };
     if (

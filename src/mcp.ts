@@ -181,6 +181,12 @@ class McpLayer implements Layer {
     return isMcpMethod(method);
   }
 
+  acts(frame: JsonObject): boolean {
+    const { method, params } = frame;
+    if (method === 'tools/call') return isObject(params) && this.#tool(params['name']) !== undefined;
+    return this.staysOpen(frame) || this.cancels(frame) !== undefined;
+  }
+
   staysOpen(frame: JsonObject): boolean {
     return frame['method'] === 'subscriptions/listen';
   }

@@ -452,11 +452,14 @@ class Server implements Listener {
     // Without a place for the answer nothing runs: the caller would take silence for failure and ask again.
     const reply = wanted ? await this.#replyTo(m, named) : undefined;
     const asked = reply ? requests : [];
+    const passing = this.#passing(asked);
+    const notifies = members.some((member, i) => kinds[i] === 'notification' && this.#dispatcher.acts(member));
     // What others finished or began is known by its place, not by when it was signed.
     const { fresh, verdicts } = await this.#admission(
       standing === 'new' ? m : { ...m, at: undefined },
       whole ? [] : asked,
       named,
+      { passing, notifies },
     );
     const isNew = fresh && standing === 'new';
     if (isNew) {
@@ -478,6 +481,7 @@ class Server implements Listener {
         const refused = await Promise.all(spoken.map((member) => this.#dispatcher.dispatch(member).then(encodeLong)));
         const answers = await Promise.all(
           requests.map((request, i) => {
+            if (verdicts[i]!.kind === 'new' && passing.has(request)) return this.#inPassing(m, request);
             const isBegun = standing === 'uncertain' && verdicts[i]!.kind === 'new';
             return this.#outcome(m, request, isBegun ? { kind: 'interrupted' } : verdicts[i]!, isNew, reply);
           }),
@@ -485,7 +489,7 @@ class Server implements Listener {
         const texts = answers.filter((text) => text !== undefined);
         if (!(await this.#answer(reply, this.#joined(batch, [...refused, ...texts])))) return;
         for (const [i, text] of answers.entries()) {
-          if (text !== undefined && KEPT.has(verdicts[i]!.kind)) {
+          if (text !== undefined && KEPT.has(verdicts[i]!.kind) && !passing.has(requests[i]!)) {
             await this.#ledger.sent(m.from, JSON.stringify(requests[i]!['id']));
           }
         }
@@ -513,22 +517,31 @@ class Server implements Listener {
 
   /** Remembers what another server finished, so that it runs here as little as it would there. */
   async #elsewhere(m: Incoming, requests: JsonObject[], named: unknown): Promise<void> {
-    const { verdicts } = await this.#admission({ ...m, at: undefined }, requests, named);
+    const passing = this.#passing(requests);
+    const { verdicts } = await this.#admission({ ...m, at: undefined }, requests, named, { passing, notifies: true });
     for (const [i, { kind }] of verdicts.entries()) {
+      if (passing.has(requests[i]!)) continue;
       const id = requests[i]!['id'] as Id;
       if (kind === 'new') await this.#ledger.answer(m.from, JSON.stringify(id), interrupted(id));
     }
   }
 
   /** What the ledger says. A server whose ledger fails can promise nothing any more, and ends. */
-  async #admission(m: Unplaced, requests: JsonObject[], named: unknown): Promise<Admission> {
+  async #admission(
+    m: Unplaced,
+    requests: JsonObject[],
+    named: unknown,
+    { passing, notifies }: { passing: Set<JsonObject>; notifies: boolean },
+  ): Promise<Admission> {
     // What cannot be written down is the frame's fault, and not the ledger's.
     const message = {
       from: m.from,
       room: m.room,
       ...(m.nonce !== undefined && { nonce: m.nonce }),
       ...(m.at !== undefined && { at: m.at }),
+      ...(!notifies && requests.every((request) => passing.has(request)) && { passing: true }),
       requests: requests.map((request) => ({
+        ...(passing.has(request) && { passing: true }),
         id: JSON.stringify(request['id']),
         digest: digestOf(request),
         ...(typeof named === 'string' && { reply: named }),
@@ -573,6 +586,17 @@ class Server implements Listener {
       stop.abort(new TechnocoreError('deadline', 'the call is over'));
       release();
     }
+  }
+
+  /** Requests for which nothing runs, as there is no such method. */
+  #passing(requests: JsonObject[]): Set<JsonObject> {
+    return new Set(requests.filter((request) => !this.#dispatcher.acts(request)));
+  }
+
+  /** The answer to such a request. */
+  async #inPassing(m: Incoming, request: JsonObject): Promise<string> {
+    const answer = await this.#dispatcher.dispatch(request, { from: m.from, room: m.room, service: this.#service });
+    return fitted(encodeLong(answer!), request['id'] as Id, this.#spills(request));
   }
 
   /** The text of the answer to one request; undefined when none goes back. */

@@ -3,6 +3,7 @@ import { call } from '../src/call.ts';
 import type { Handler } from '../src/dispatch.ts';
 import { encode, type Json } from '../src/frames.ts';
 import { publishIdentity } from '../src/identity.ts';
+import { LedgerState } from '../src/ledger.ts';
 import { acceptSealed, connectSealed } from '../src/meeting.ts';
 import { read } from '../src/rooms.ts';
 import { type ServeOptions, serve } from '../src/serve.ts';
@@ -91,6 +92,53 @@ describe('a flood from keys that were never seen before', () => {
     await end();
     await stop();
   });
+});
+
+describe('what nothing runs for', () => {
+  it('leaves nothing in the ledger, and is answered', async () => {
+    const w = world();
+    const ledger = new LedgerState();
+    const stop = await served(w, { ledger });
+    await w.run(meek.say('mb-p-flood-meek', 'mine', w.o));
+    const of = { _meta: { [MEMBER]: 'mb-p-flood-meek' } };
+    const said: Json[] = [
+      { jsonrpc: '2.0', id: 1, method: 'no/such', params: of },
+      [{ jsonrpc: '2.0', id: 2, method: 'no/such', params: of }, 7],
+      { jsonrpc: '2.0', id: {}, method: 'echo', params: of },
+      { jsonrpc: '2.0', method: 'no/such/either' },
+      { jsonrpc: '2.0', id: 3, result: 0 },
+    ];
+    for (const frame of said) await w.run(meek.say(MAILBOX, encode(frame), w.o));
+    await w.clock.advance(5000);
+    expect(ledger.size).toEqual({ entries: 0, keys: 0, floors: 0, chars: 0 });
+    const answers = (await w.run(read('mb-p-flood-meek', { ...w.o, limit: 200 }))).messages
+      .filter((m) => m.from === callee.did)
+      .flatMap(({ text }) => JSON.parse(text) as any);
+    expect(answers.map(({ error }) => error.code).sort()).toEqual([-32600, -32600, -32601, -32601]);
+    expect(await w.run(call(MAILBOX, 'echo', { n: 7 }, meek, { ...w.o, replyTo: 'mb-p-flood-meek' }))).toBe(7);
+    expect(ledger.size).toMatchObject({ entries: 1, floors: 1 });
+    await stop();
+  });
+});
+
+it('a flood that takes all guards of nonces keeps nobody out for long, nor one whose clock is behind', async () => {
+  const w = world();
+  const stop = await served(w, { ledger: new LedgerState({ floors: 8 }) });
+  const own = 'mb-p-flood-own';
+  const from = keys(16);
+  for (const key of from) await w.run(key.say(own, 'mine', w.o));
+  for (const [i, key] of from.entries()) {
+    await w.run(key.say(MAILBOX, requestFrame(`f${i}`, 'echo', { n: i, _meta: { [MEMBER]: own } }), w.o));
+  }
+  const o = { ...w.o, replyTo: 'mb-p-flood-meek' };
+  await expect(w.run(call(MAILBOX, 'echo', { n: 1 }, meek, o))).rejects.toMatchObject({ rpc: { code: 1002 } });
+  await w.clock.advance(660_000);
+  expect(await w.run(call(MAILBOX, 'echo', { n: 1 }, meek, o))).toBe(1);
+  // What was signed before all that could be one of those that are remembered together: it is signed anew.
+  const late = { now: () => w.clock.now() - 700_000, sleep: w.clock.sleep.bind(w.clock) };
+  const slow = { ...w.o, clock: late, fetch: w.service.client('slow'), replyTo: 'mb-p-flood-slow' };
+  expect(await w.run(call(MAILBOX, 'echo', { n: 2 }, signer(12), slow))).toBe(2);
+  await stop();
 });
 
 describe('one message of many requests', () => {

@@ -238,15 +238,50 @@ describe('bounds', () => {
     expect(ledger.size.entries).toBe(3);
   });
 
-  test('guards of nonces: full is refused, one idle for a day makes room, and what it guarded stays guarded', () => {
+  test('guards of nonces: full is refused, one idle for ten minutes makes room, and what it guarded stays guarded', () => {
     const { admit, pass } = book({ floors: 2 });
-    admit(A, '1', 'd', { nonce: String(NOW + 5) });
-    admit(B, '1', 'd', { nonce: String(NOW + 6) });
+    admit(A, '1', 'd', { nonce: String(NOW - 6) });
+    admit(B, '1', 'd', { nonce: String(NOW - 5) });
     expect(admit('did:c', '1').kind).toBe('full');
-    pass(DAY + 60_000);
-    expect(admit('did:c', '1', 'd', { nonce: String(NOW + 4) })).toEqual({ fresh: false, kind: 'old' });
-    expect(admit('did:c', '1', 'd', { nonce: String(NOW + DAY) }).kind).toBe('new');
-    expect(admit(A, '1', 'd', { nonce: String(NOW + 5) }).kind).not.toBe('new');
+    pass(540_000);
+    expect(admit('did:c', '1').kind).toBe('full');
+    pass(60_000);
+    expect(admit('did:c', '1', 'd', { nonce: String(NOW - 4) }).kind).toBe('new');
+    // Of A nothing is known any more, but that it may have signed this before: it can sign anew.
+    const again = { fresh: false, kind: 'before', nonce: String(NOW - 5) };
+    expect(admit(A, '2', 'd', { nonce: String(NOW - 6) })).toEqual(again);
+    expect(admit('did:slow', '1', 'd', { nonce: String(NOW - 9000) })).toMatchObject({ fresh: false });
+    expect(admit(A, '2', 'd', { nonce: String(NOW + 600_000) }).kind).toBe('new');
+    expect(admit(B, '1', 'd', { nonce: String(NOW - 5) }).kind).not.toBe('new');
+  });
+
+  test('a nonce of no clock is guarded for a day, and leaves room for others', () => {
+    const { admit, pass } = book({ floors: 4 });
+    const odd = (n: number) => ({ nonce: `999999999999999999${n}` });
+    for (const n of [1, 2]) expect(admit(`did:${n}`, '1', 'd', odd(n)).kind).toBe('new');
+    expect(admit('did:3', '1', 'd', odd(3)).kind, 'of such no more than half').toBe('full');
+    for (const n of [4, 5]) expect(admit(`did:${n}`, '1', 'd', { nonce: String(NOW - 10 + n) }).kind).toBe('new');
+    pass(600_000);
+    expect(admit(A, '1', 'd', { nonce: String(NOW) }).kind).toBe('new');
+    expect(admit('did:1', '2', 'd', odd(1)).kind).toBe('old');
+  });
+
+  test('what nothing runs for is judged, and leaves nothing behind', () => {
+    const ledger = new LedgerState();
+    const message = {
+      from: A,
+      room: 'x',
+      nonce: '5',
+      requests: [{ id: '1', digest: 'd', reply: 'mb-a', passing: true }],
+    };
+    expect(ledger.admit({ ...message, passing: true }, NOW)).toEqual({ fresh: true, verdicts: [{ kind: 'new' }] });
+    expect(ledger.size).toEqual({ entries: 0, keys: 0, floors: 0, chars: 0 });
+    expect(ledger.admit(message, NOW)).toMatchObject({ fresh: true });
+    expect(ledger.size).toMatchObject({ entries: 0, floors: 1 });
+    const other = { ...message, from: B, requests: [{ id: '1', digest: 'd', reply: 'mb-a' }] };
+    ledger.admit(other, NOW);
+    expect(ledger.admit({ ...message, nonce: '6' }, NOW).verdicts).toEqual([{ kind: 'taken' }]);
+    expect(ledger.admit({ ...message, nonce: '6' }, NOW).verdicts).toEqual([{ kind: 'old' }]);
   });
 
   test('a nonce from the future locks nobody else out', () => {

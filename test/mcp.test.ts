@@ -1043,11 +1043,13 @@ describe('listening', () => {
 });
 
 describe('the tools that every server has', () => {
-  const { o } = world();
+  const { o, run } = world();
   const ask = (method: string, params: object = {}): Promise<any> =>
-    dispatch(
-      { jsonrpc: '2.0', id: 1, method, params: { ...params, _meta: META } },
-      { from: 'did:key:a', service: { base: o.base, fetch: o.fetch, clock: o.clock } },
+    run(
+      dispatch(
+        { jsonrpc: '2.0', id: 1, method, params: { ...params, _meta: META } },
+        { from: 'did:key:a', service: { base: o.base, fetch: o.fetch, clock: o.clock } },
+      ),
     );
   const call = async (name: string, args: object) => (await ask('tools/call', { name, arguments: args })).result as any;
 
