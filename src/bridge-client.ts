@@ -4,17 +4,18 @@
  *
  * @module
  */
+import { answerUnder, metaIn, tagged } from './bridge-ids.ts';
 import { toBase64url } from './bytes.ts';
 import { type CallOptions, checkSigner, converse, notify, type Taken } from './call.ts';
 import { type Channel, checkMailbox, isChannel } from './channel.ts';
-import { classify, type Id, type JsonObject, resultOf, rpcError, rpcNotification, rpcResult } from './dispatch.ts';
-import { BadName, type RpcError, TechnocoreError } from './errors.ts';
+import { classify, type Id, type JsonObject, rpcError, rpcNotification } from './dispatch.ts';
+import { BadName, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
-import { type Transport, transportOf } from './http.ts';
+import { onAbort, sharedOf, type Transport, transportOf } from './http.ts';
 import { SUBSCRIPTION_ID } from './mcp.ts';
-import { badResponse } from './mcp-peer.ts';
 import { isDid } from './names.ts';
 import { LOG_LEVEL, REQUEST_ID } from './notices.ts';
+import { remember } from './replies.ts';
 import type { Signer } from './signer.ts';
 import { SPILL_META } from './spill.ts';
 
@@ -23,6 +24,8 @@ export const LOST = 1006;
 
 /** How long a request may stay unanswered, ms, if the client does not give up sooner. */
 const TIMEOUT_MS = 3_600_000;
+/** The same for the first of all requests, so that whoever calls into a void learns why. */
+const DISCOVER_MS = 30_000;
 /** The same for a subscription. */
 const LISTEN_MS = 604_800_000;
 /** How long after the word that a subscription is torn down its answer may still come, ms. */
@@ -38,6 +41,11 @@ export interface RoomClientOptions extends Omit<CallOptions, 'id' | 'batch' | 't
   timeoutMs?: number;
 }
 
+const SPILLERS = {};
+
+/** Servers that read requests too large for a message, by what they said when they were asked what they are. */
+const spillers = (t: Transport): Map<string, true> => sharedOf(t, SPILLERS, () => new Map());
+
 /** A request of the client's that is not answered. */
 interface Pending {
   /** As the client named it. */
@@ -48,6 +56,7 @@ interface Pending {
   readonly token: string;
   readonly ownToken: Json | undefined;
   readonly logs: boolean;
+  readonly isListening: boolean;
   readonly stop: AbortController;
   written: boolean;
   /** The word that it was torn down, kept for the case that no answer follows. */
@@ -87,9 +96,8 @@ export class RoomClientTransport {
   readonly #o: RoomClientOptions;
   readonly #pending = new Map<string, Pending>();
   readonly #inbound: JsonObject[] = [];
-  /** Whether the server reads requests that are too large for a message. */
-  #spills = false;
   #state: 'new' | 'open' | 'closed' = 'new';
+  #forget: (() => void) | undefined;
 
   /**
    * @param to the server's mailbox, its DID, or a channel
@@ -114,7 +122,7 @@ export class RoomClientTransport {
     if (this.#state !== 'new') throw new TechnocoreError('started', 'a transport is started once');
     this.#o.signal?.throwIfAborted();
     this.#state = 'open';
-    this.#o.signal?.addEventListener('abort', () => void this.close());
+    this.#forget = onAbort(this.#o.signal, () => void this.close());
   }
 
   /**
@@ -139,6 +147,7 @@ export class RoomClientTransport {
   async close(): Promise<void> {
     if (this.#state === 'closed') return;
     this.#state = 'closed';
+    this.#forget?.();
     const written = [...this.#pending.values()].filter((one) => one.written);
     for (const one of this.#pending.values()) one.stop.abort(new TechnocoreError('closed', 'the transport was closed'));
     const told = written.slice(-MAX_TOLD).map((one) => this.#cancel(one, 'the client is gone'));
@@ -152,32 +161,30 @@ export class RoomClientTransport {
   #ask({ id, method, params }: { id: Id; method: string; params?: JsonObject }): Promise<void> {
     const key = JSON.stringify(id);
     if (this.#pending.has(key)) throw new TechnocoreError('duplicate_id', 'a request with this id still waits');
-    const given = isObject(params?.['_meta']) ? (params['_meta'] as JsonObject) : {};
+    const given = metaIn(params);
     const ownToken = given['progressToken'];
     const one: Pending = {
       id,
       token: toBase64url(this.#t.random(9)),
       ownToken,
       logs: given[LOG_LEVEL] !== undefined,
+      isListening: method === 'subscriptions/listen',
       stop: new AbortController(),
       written: false,
     };
     this.#pending.set(key, one);
     const _meta = { ...given, ...(ownToken !== undefined && { progressToken: one.token }) };
-    const isListening = method === 'subscriptions/listen';
-    const timeoutMs = isListening ? LISTEN_MS : (this.#o.timeoutMs ?? TIMEOUT_MS);
-    const o = { ...this.#o, signal: one.stop.signal, timeoutMs };
+    const o = { ...this.#o, signal: one.stop.signal, timeoutMs: this.#timeoutOf(method) };
     return new Promise((resolve, reject) => {
       converse(this.#to, method, { ...params, _meta }, this.#signer, o, {
         take: (frame, kind) => {
           if (kind === 'notification') return this.#notice(one, frame);
-          const answer = answerFor(one, frame);
-          const { result } = answer as { result?: { _meta?: JsonObject } };
-          if (result?._meta?.[SPILL_META] === true) this.#spills = true;
+          const answer = answerUnder(id, frame);
+          if (metaIn(answer['result'])[SPILL_META] === true) remember(spillers(this.#t), this.#room, true);
           this.#deliver(answer);
           return 'done';
         },
-        spills: this.#spills,
+        spills: spillers(this.#t).has(this.#room),
         begin: (minted) => {
           one.minted = minted;
         },
@@ -197,14 +204,24 @@ export class RoomClientTransport {
     });
   }
 
+  get #room(): string {
+    return isChannel(this.#to) ? this.#to.room : this.#to;
+  }
+
+  #timeoutOf(method: string): number {
+    const { timeoutMs = TIMEOUT_MS } = this.#o;
+    if (method === 'subscriptions/listen') return LISTEN_MS;
+    return method === 'server/discover' ? Math.min(timeoutMs, DISCOVER_MS) : timeoutMs;
+  }
+
   /** What a notification means to one request. */
   #notice(one: Pending, { method, params }: JsonObject): Taken {
-    if (!isObject(params)) return undefined;
-    const meta = isObject(params['_meta']) ? (params['_meta'] as JsonObject) : {};
+    if (one.minted === undefined || !isObject(params)) return undefined;
+    const meta = metaIn(params);
     const isOurs = meta[REQUEST_ID] === one.minted;
     const _meta = isOurs ? { ...meta, [REQUEST_ID]: one.id } : meta;
     const hand = (restored: JsonObject): Taken => {
-      const frame = rpcNotification(method as string, { ...params, ...restored } as Json);
+      const frame = rpcNotification(method as string, { ...(params as JsonObject), ...restored });
       if (method === 'notifications/cancelled') {
         one.torn = frame;
         return GRACE_MS;
@@ -219,12 +236,14 @@ export class RoomClientTransport {
       case 'notifications/message':
         if (isOurs) return hand({ _meta });
         // Of a server that does not say whose it is: for one of those who asked for such lines.
-        if (meta[REQUEST_ID] !== undefined || this.#firstWithLogs() !== one) return undefined;
-        return hand({});
+        if (meta[REQUEST_ID] === undefined && this.#firstWithLogs() === one) hand({});
+        return undefined;
       case 'notifications/cancelled':
-        return params['requestId'] === one.minted ? hand({ requestId: one.id, _meta: tagged(meta, one) }) : undefined;
+        return one.isListening && params['requestId'] === one.minted
+          ? hand(tagged({ ...(params as JsonObject), requestId: one.id }, one.id))
+          : undefined;
       default:
-        return meta[SUBSCRIPTION_ID] === one.minted ? hand({ _meta: tagged(meta, one) }) : undefined;
+        return meta[SUBSCRIPTION_ID] === one.minted ? hand(tagged(params as JsonObject, one.id)) : undefined;
     }
   }
 
@@ -264,7 +283,7 @@ export class RoomClientTransport {
     }
     const { code: reason, message } = TechnocoreError.is(cause) ? cause : { code: 'failed', message: String(cause) };
     this.onerror?.(cause instanceof Error ? cause : new Error(message));
-    if (one.minted !== undefined) void this.#cancel(one, 'the answer may be lost');
+    if (one.minted !== undefined && reason !== 'bad_response') void this.#cancel(one, 'the answer may be lost');
     this.#deliver(rpcError(one.id, LOST, `The answer is lost: ${message}`, { reason }));
   }
 
@@ -283,31 +302,4 @@ export class RoomClientTransport {
       this.#t.onEvent({ kind: 'handler-error', method: frame['method'], error: cause });
     }
   };
-}
-
-/** `_meta` with the client's name of a subscription in place of ours. */
-function tagged(meta: JsonObject, { minted, id }: Pending): JsonObject {
-  return meta[SUBSCRIPTION_ID] === minted ? { ...meta, [SUBSCRIPTION_ID]: id } : meta;
-}
-
-/**
- * The answer under the client's own id, and nothing but what an answer has.
- *
- * @throws TechnocoreError `bad_response`
- */
-function answerFor(one: Pending, frame: JsonObject): JsonObject {
-  let result: Json;
-  try {
-    result = resultOf(frame);
-  } catch (cause) {
-    if (!TechnocoreError.is(cause) || cause.code !== 'rpc') throw cause;
-    const { code, message, data } = (cause as RpcError).rpc;
-    return rpcError(one.id, code, message, data as Json | undefined);
-  }
-  if (!isObject(result)) throw badResponse('a result that is no object');
-  const meta = result['_meta'];
-  return rpcResult(
-    one.id,
-    isObject(meta) ? { ...(result as JsonObject), _meta: tagged(meta as JsonObject, one) } : result,
-  );
 }

@@ -4,6 +4,7 @@
  *
  * @module
  */
+import { answerUnder, metaIn, tagged } from './bridge-ids.ts';
 import { checkSigner, REPLY_META } from './call.ts';
 import { type Channel, checkMailbox, isChannel } from './channel.ts';
 import {
@@ -104,7 +105,10 @@ export class RoomServerTransport {
     this.#signer = signer;
     this.#o = o;
     const { drainMs = DRAIN_MS } = o;
-    const deliver: Deliver = (message, extra) => this.onmessage?.(message, extra);
+    const deliver: Deliver = (message, extra) => {
+      if (!this.onmessage) throw new TechnocoreError('no_server', 'nobody listens to this transport');
+      this.onmessage(message, extra);
+    };
     this.#layer = new BridgeLayer(transportOf(o), deliver, { drainMs, spills: readsSpilled(o) });
   }
 
@@ -285,21 +289,28 @@ class BridgeLayer implements Layer {
       }
       return;
     }
-    const { id: _, jsonrpc: __, ...answer } = message;
+    const answer = this.#checked(one, message);
     const result = answer['result'];
     if (isObject(result)) {
-      const meta = isObject(result['_meta']) ? (result['_meta'] as JsonObject) : {};
+      const meta = metaIn(result);
       this.#serverInfo = meta[SERVER_INFO] ?? this.#serverInfo;
-      const restored = {
-        ...meta,
-        ...(SUBSCRIPTION_ID in meta && { [SUBSCRIPTION_ID]: one.id }),
-        // Asked what it is, the server says for us that long requests can be read.
-        ...(one.method === 'server/discover' && this.#o.spills && { [SPILL_META]: true }),
-      };
-      if (Object.keys(restored).length > 0) answer['result'] = { ...(result as JsonObject), _meta: restored };
+      // Asked what it is, the server says for us that long requests can be read.
+      if (one.method === 'server/discover' && this.#o.spills) {
+        answer['result'] = { ...(result as JsonObject), _meta: { ...meta, [SPILL_META]: true } };
+      }
     }
     one.notices.end(false);
-    one.settle({ jsonrpc: '2.0', id: one.id, ...answer });
+    one.settle(answer);
+  }
+
+  /** The answer under the caller's id; what is none is an error of the server's. */
+  #checked(one: Pending, message: JsonObject): JsonObject {
+    try {
+      return answerUnder(one.id, message);
+    } catch (error) {
+      one.context.onError?.(error, one.method);
+      return rpcError(one.id, INTERNAL_ERROR, 'Internal error');
+    }
   }
 
   #checkListeners({ from }: DispatchContext): void {
@@ -391,7 +402,7 @@ class BridgeLayer implements Layer {
   /** Hands a notice of the server's to the caller whom it concerns. @returns whether there is one */
   #notice(frame: JsonObject, related: string | number | undefined): boolean {
     const params = isObject(frame['params']) ? (frame['params'] as JsonObject) : {};
-    const meta = isObject(params['_meta']) ? (params['_meta'] as JsonObject) : {};
+    const meta = metaIn(params);
     switch (frame['method']) {
       case 'notifications/progress': {
         const { progressToken, progress, total, message } = params;
@@ -407,14 +418,16 @@ class BridgeLayer implements Layer {
       case 'notifications/cancelled': {
         const one = this.#pending.get(params['requestId'] as number);
         if (!one?.isListening) return false;
-        one.context.emit?.(renamed(frame, { ...params, requestId: one.id }, one));
+        one.context.emit?.(
+          rpcNotification('notifications/cancelled', tagged({ ...params, requestId: one.id }, one.id)),
+        );
         one.settle(undefined);
         return true;
       }
       default: {
         const one = this.#pending.get(meta[SUBSCRIPTION_ID] as number);
         if (!one?.isListening) return false;
-        one.context.emit?.(renamed(frame, params, one));
+        one.context.emit?.(rpcNotification(frame['method'] as string, tagged(params, one.id)));
         return true;
       }
     }
@@ -443,14 +456,6 @@ const REPEATABLE: ReadonlySet<string> = new Set([
 
 const numberIn = (value: unknown): number | undefined => (typeof value === 'number' ? value : undefined);
 const textIn = (value: unknown): string | undefined => (typeof value === 'string' ? value : undefined);
-
-/** A notice with the caller's name of the subscription that it belongs to. */
-function renamed({ method }: JsonObject, params: JsonObject, { id }: Pending): JsonObject {
-  const meta = params['_meta'];
-  const tag =
-    isObject(meta) && SUBSCRIPTION_ID in meta ? { _meta: { ...(meta as JsonObject), [SUBSCRIPTION_ID]: id } } : {};
-  return rpcNotification(method as string, { ...params, ...tag });
-}
 
 /** Ids of two callers, or of two types, never meet. */
 function keyOf({ from = '' }: DispatchContext, id: string | number): string {

@@ -7,7 +7,7 @@
  * fail that is.
  */
 import { execFileSync, spawn } from 'node:child_process';
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { parseArgs } from 'node:util';
 import { serveStdio } from '@modelcontextprotocol/server/stdio';
@@ -99,6 +99,8 @@ async function run(args: string[]): Promise<Outcomes> {
     const outcomes: Outcomes = new Map();
     for (const folder of readdirSync(results)) {
       const scenario = folder.replace(/^server-/, '').replace(/-\d{4}-\d\d-\d\dT.*$/, '');
+      // One that does not apply leaves an empty folder.
+      if (!existsSync(`${results}/${folder}/checks.json`)) continue;
       const checks: any[] = JSON.parse(readFileSync(`${results}/${folder}/checks.json`, 'utf8'));
       const failed = checks.filter(({ status }) => status === 'FAILURE');
       outcomes.set(

@@ -1,0 +1,40 @@
+/**
+ * Frames under other names: the same answer, the same notice, with the ids that the one who gets it knows.
+ *
+ * @module
+ */
+import { type Id, type JsonObject, resultOf, rpcError, rpcResult } from './dispatch.ts';
+import { type RpcError, TechnocoreError } from './errors.ts';
+import { isObject, type Json } from './frames.ts';
+import { SUBSCRIPTION_ID } from './mcp.ts';
+import { badResponse } from './mcp-peer.ts';
+
+/** `_meta` of params or of a result; empty where there is none. */
+export function metaIn(holder: unknown): JsonObject {
+  const meta = isObject(holder) ? holder['_meta'] : undefined;
+  return isObject(meta) ? (meta as JsonObject) : {};
+}
+
+/** Params or a result, whose subscription, if `_meta` names one, is known under `id`. */
+export function tagged(holder: JsonObject, id: Id): JsonObject {
+  const meta = metaIn(holder);
+  return SUBSCRIPTION_ID in meta ? { ...holder, _meta: { ...meta, [SUBSCRIPTION_ID]: id } } : holder;
+}
+
+/**
+ * An answer under another id, and nothing but what an answer has.
+ *
+ * @throws TechnocoreError `bad_response`: it is none
+ */
+export function answerUnder(id: Id, frame: JsonObject): JsonObject {
+  let result: Json;
+  try {
+    result = resultOf(frame);
+  } catch (cause) {
+    if (!TechnocoreError.is(cause) || cause.code !== 'rpc') throw cause;
+    const { code, message, data } = (cause as RpcError).rpc;
+    return rpcError(id, code, message, data as Json | undefined);
+  }
+  if (!isObject(result)) throw badResponse('a result that is no object');
+  return rpcResult(id, tagged(result as JsonObject, id));
+}
