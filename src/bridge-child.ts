@@ -368,6 +368,12 @@ export class ChildSide {
     this.#response(rpcError(id, INTERNAL_ERROR, `The answer is too large: ${bytes} bytes`));
   }
 
+  /** A request did not reach the server. */
+  unsent(id: Id): void {
+    if (typeof id === 'string' && id.startsWith(OURS)) return;
+    this.#response(rpcError(id, BUSY, 'Busy: the server takes nothing just now', { retryAfterMs: PROBE_MS }));
+  }
+
   #response(frame: JsonObject): void {
     const { id } = frame as { id: Id };
     if (id === `${OURS}probe`) {

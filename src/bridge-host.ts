@@ -7,6 +7,7 @@
  *
  * @module
  */
+import { LOST } from './bridge-client.ts';
 import {
   carriedError,
   HANDSHAKES,
@@ -17,6 +18,7 @@ import {
   OURS,
   objectIn,
   QUESTIONS,
+  SHARED_METHODS,
   sharedCapabilities,
   without,
 } from './bridge-handshake.ts';
@@ -44,6 +46,11 @@ import { CLIENT_CAPABILITIES } from './toolcall.ts';
 
 /** Most requests of one host that wait for an answer. */
 const MAX_PENDING = 1024;
+/** Times that a request is asked again whose answer was lost, if that does no harm: its host would not do so. */
+const MAX_REPEATS = 3;
+const REPEATABLE: ReadonlySet<string> = new Set(
+  ['server/discover', ...SHARED_METHODS].filter((name) => name !== 'tools/call'),
+);
 /** Most resources that one host follows. */
 const MAX_FOLLOWED = 256;
 /** How long the other side may take to say what it is, ms. Hosts wait about a minute. */
@@ -82,6 +89,10 @@ interface Pending {
   readonly method: string;
   readonly params: JsonObject;
   round: number;
+  /** Times that it was asked again because its answer was lost. */
+  repeats: number;
+  /** What it said the last time beside its parameters. */
+  more: JsonObject;
   /** Questions to the host that are not answered yet, by the id they were asked under. */
   readonly asked: Map<string, string>;
   answers: [key: string, answer: Json][];
@@ -220,6 +231,7 @@ export class HostSide {
 
   #send(id: Id, pending: Pending, more: JsonObject = {}): void {
     this.#pending.set(id, pending);
+    pending.more = more;
     const { method, params } = pending;
     this.#o.toRoom(rpcRequest(id, method, { ...params, ...more, _meta: this.#meta(objectIn(params, '_meta')) }));
   }
@@ -468,6 +480,10 @@ export class HostSide {
   #resultOf(id: Id, pending: Pending, { result, error }: JsonObject): JsonObject | undefined {
     if (!isObject(result)) {
       const { code, message, data } = carriedError(error);
+      if (code === LOST && REPEATABLE.has(pending.method) && pending.repeats++ < MAX_REPEATS) {
+        this.#send(this.#mint(), pending, pending.more);
+        return undefined;
+      }
       if (pending.method !== 'server/discover') throw new RpcError(code, message, data);
       this.#session = undefined;
       throw new RpcError(code, code === DENIED ? this.#denied(message) : message, data);
@@ -557,6 +573,8 @@ const begun = (hostId: Id, method: string, params: JsonObject): Pending => ({
   method,
   params,
   round: 0,
+  repeats: 0,
+  more: {},
   asked: new Map(),
   answers: [],
   state: undefined,

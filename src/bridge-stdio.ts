@@ -12,7 +12,7 @@ import { sendError } from './bridge-http.ts';
 import { LineWriter, readLines } from './bridge-lines.ts';
 import { Child } from './bridge-process.ts';
 import { classify, type Id, INVALID_REQUEST, type JsonObject, PARSE_ERROR, rpcError } from './dispatch.ts';
-import { isObject } from './frames.ts';
+import { type Frame, isObject } from './frames.ts';
 import { type Clock, type Event, systemClock } from './http.ts';
 
 /** Options of both ends. */
@@ -25,15 +25,27 @@ export interface StdioOptions {
 /** Most requests whose answer is waited for to tell how long it took. */
 const MAX_WATCHED = 4096;
 
+/** How long a host that has ended its input is given answers, ms. Hosts that end a program wait 2 s for it. */
+const LAST_ANSWERS_MS = 1500;
+
 /** Tells of each request when it is answered: an event `call` with method, name, caller, ms and outcome. */
 class Watch {
   readonly #clock: Clock;
   readonly #onEvent: (event: Event) => void;
   readonly #begun = new Map<Id, Event & { at: number }>();
+  #onQuiet: (() => void) | undefined;
 
   constructor({ clock = systemClock, onEvent = () => {} }: StdioOptions) {
     this.#clock = clock;
     this.#onEvent = onEvent;
+  }
+
+  /** Resolves once all is answered that was asked, or after a while. */
+  async quiet(): Promise<void> {
+    if (this.#begun.size === 0) return;
+    const timer = new AbortController();
+    this.#onQuiet = () => timer.abort();
+    await this.#clock.sleep(LAST_ANSWERS_MS, timer.signal).catch(() => {});
   }
 
   asked(message: unknown, from?: string): void {
@@ -58,6 +70,7 @@ class Watch {
     const { at, ...event } = begun;
     const outcome = error ? `error ${error['code']}` : result?.['isError'] === true ? 'failed' : 'ok';
     this.#onEvent({ ...event, ms: this.#clock.now() - at, outcome });
+    if (this.#begun.size === 0) this.#onQuiet?.();
   }
 }
 
@@ -87,8 +100,11 @@ export async function bridgeServer(
     onEvent,
     isPublic: o.isPublic === true,
     toChild: (message) => {
-      // Whatever was meant for a process that is gone is told when that is noticed.
-      child.send(message).catch((cause) => onEvent({ kind: 'unsent', method: message['method'], cause }));
+      child.send(message).catch((cause) => {
+        onEvent({ kind: 'unsent', method: message['method'], cause });
+        // It never came to the server, so it may be asked again.
+        if (classify(message) === 'request') side.unsent(message['id'] as Id);
+      });
     },
     toRoom: (message) => {
       watch.answered(message);
@@ -98,7 +114,7 @@ export async function bridgeServer(
   const child = new Child(
     command,
     {
-      frame: (frame) => side.fromChild(frame),
+      frame: guarded(onEvent, (frame) => side.fromChild(frame)),
       junk: (begin) => onEvent({ kind: 'skipped', reason: 'the server wrote a line that is no message', begin }),
       tooLong: (bytes, id) => {
         onEvent({ kind: 'skipped', reason: 'the server wrote a line that is too long', bytes });
@@ -135,6 +151,17 @@ export async function bridgeServer(
     throw cause;
   }
   return { ended, close };
+}
+
+/** A taker of frames that nothing in a frame can bring down. */
+function guarded(onEvent: (event: Event) => void, take: (frame: Frame) => void): (frame: Frame) => void {
+  return (frame) => {
+    try {
+      take(frame);
+    } catch (error) {
+      onEvent({ kind: 'handler-error', method: isObject(frame) ? frame['method'] : undefined, error });
+    }
+  };
 }
 
 /** What a host is told that cannot work: as in {@link HostSide}. */
@@ -181,14 +208,14 @@ export async function bridgeHost(
   readLines(
     input,
     {
-      frame: (frame) => {
+      frame: guarded(onEvent, (frame) => {
         if (isObject(frame)) watch.asked(frame);
         side.fromHost(frame);
-      },
+      }),
       junk: () => toHost(rpcError(undefined, PARSE_ERROR, 'Parse error')),
       tooLong: (bytes, id) => toHost(rpcError(id, INVALID_REQUEST, `Invalid Request: ${bytes} bytes are too many`)),
     },
-    end,
+    () => void watch.quiet().then(end),
   );
   return {
     ended,

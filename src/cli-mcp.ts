@@ -66,7 +66,9 @@ function eventLine({ kind, ...detail }: Event): string {
       `${time}${who} ${`${method}`.slice(0, 40)}${name === undefined ? '' : ` ${`${name}`.slice(0, 80)}`} ${outcome} ${ms} ms`,
     );
   }
-  const text = Object.entries(detail).map(([name, value]) => {
+  // What was called for, and what came of it, is nobody's business but the caller's.
+  const { answer: _, ...told } = detail;
+  const text = Object.entries(told).map(([name, value]) => {
     const told =
       value instanceof Error ? value.message : typeof value === 'object' ? JSON.stringify(value) : String(value);
     return `${name}: ${told.slice(0, 200)}`;
@@ -74,10 +76,16 @@ function eventLine({ kind, ...detail }: Event): string {
   return shown(`${time} ${kind}${text.length > 0 ? `, ${text.join(', ')}` : ''}`);
 }
 
+/** An event as JSON shows it, errors with what they say. */
+const plain = ({ answer: _, ...event }: Event): object =>
+  Object.fromEntries(
+    Object.entries(event).map(([name, value]) => [name, value instanceof Error ? `${value.message}` : value]),
+  );
+
 const listener = (args: Args): ((event: Event) => void) => {
   const isVerbose = args.has('verbose');
   return (event) => {
-    if (isVerbose || LOUD.has(event.kind)) tell(args.json ? json(event, true) : eventLine(event));
+    if (isVerbose || LOUD.has(event.kind)) tell(args.json ? json(plain(event), true) : eventLine(event));
   };
 };
 

@@ -382,3 +382,16 @@ test('requests of the other side are dropped', () => {
   for (const message of [null, 7, [], {}]) side.fromRoom(message);
   expect(toHost.length).toBe(length);
 });
+
+test('what was lost is asked again where that does no harm, a few times', () => {
+  initialize();
+  host({ id: 1, method: 'tools/list', params: { cursor: 'c' } });
+  for (let i = 0; i <= 3; i++) {
+    expect(sent()).toMatchObject({ method: 'tools/list', params: { cursor: 'c' } });
+    room({ id: sent().id, error: { code: 1006, message: 'lost' } });
+  }
+  expect(got()).toMatchObject({ id: 1, error: { code: 1006 } });
+  host({ id: 2, method: 'tools/call', params: { name: 'x' } });
+  room({ id: 2, error: { code: 1006, message: 'lost' } });
+  expect(got()).toMatchObject({ id: 2, error: { code: 1006 } });
+});

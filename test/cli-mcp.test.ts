@@ -260,6 +260,24 @@ test('a server of everything: progress, questions, resources, prompts, over stdi
   expect((await over.callTool({ name: 'echo', arguments: { message: 'web' } })).content).toMatchObject([
     { text: 'Echo: web' },
   ]);
+  expect(serving.told()).toMatch(/"kind":"call","method":"tools\/call","name":"echo","from":"did:key:.*"outcome":"ok"/);
+
+  // What was under way when the serving side died may have been done, and is not done again.
+  const begun = use('trigger-long-running-operation', { duration: 600, steps: 1 });
+  const outcome = begun.catch((cause) => cause);
+  const calls = (): number => spied('all').sent.filter(({ params }) => params?.arguments?.duration === 600).length;
+  await until(() => calls() === 1);
+  await kill(serving.process);
+  await serve('all', ['--allow', host.did], [SERVERS.everything, 'stdio']);
+  expect(await outcome).toMatchObject({ code: 1001 });
+  expect(calls()).toBe(1);
+
+  // A service that has forgotten everything costs at most what was under way.
+  const { port } = new URL(service.url);
+  await service.close();
+  service = await createLocalService({ limits: FREE }).listen(Number(port));
+  await use('echo', { message: 'lost, perhaps' }).catch(({ code }) => expect(code).toBe(1006));
+  expect(await use('echo', { message: 'and back' })).toContain('and back');
 });
 
 test('what is wrong with the arguments is told before anything is done', async () => {
