@@ -26,6 +26,10 @@ beforeAll(async () => {
   // The package by its own name, as an installed one is found.
   await mkdir(join(folder, 'node_modules'));
   await symlink(root, join(folder, 'node_modules', 'technocore-rpc'));
+  await symlink(
+    join(root, 'node_modules', '@modelcontextprotocol'),
+    join(folder, 'node_modules', '@modelcontextprotocol'),
+  );
   await writeFile(join(folder, 'package.json'), '{ "type": "module" }');
 });
 
@@ -57,6 +61,7 @@ test('the README has examples', () => {
 const PAIRS: [mailbox: string, printed: RegExp][] = [
   ['mb-p-greeter-7c1f', /^Hello Ada, you are did:key:z6Mk/],
   ['mb-p-tools-83be', /purge - Deletes old files\.\n1 of 2: half of it\nfalse { deleted: 3 }\n$/],
+  ['mb-p-adder-6d2e', /^3, dear did:key:z6Mk\n$/],
   [
     'mb-p-posters-2f0c',
     /^TASK_STATE_INPUT_REQUIRED In which colour\?\n(TASK_STATE_WORKING\n)+20 posters, in blue\nTASK_STATE_COMPLETED\n$/,
