@@ -52,9 +52,32 @@ const WHIMS: Record<string, Whim> = {
     if (/\/r\/[^/]*\?/.test(url)) throw broken();
     return carry();
   },
+  'is a cache that answers every read with one of two old pages': (url) => {
+    const room = roomOf(url);
+    const last = 1 + (pages++ % 2);
+    const messages = Array.from({ length: last }, (_, i) => ({
+      seq: i + 1,
+      ts: '2026-01-31T12:00:00.000000Z',
+      from: 'somebody',
+      text: `page ${i}`,
+    }));
+    return json(view({ room, last_seq: last, count: last, first_seq: 1, messages }));
+  },
+  'is a cache that shows another life of the room in every read': (url) =>
+    json(
+      view({
+        room: roomOf(url),
+        last_seq: 1,
+        count: 1,
+        first_seq: 1,
+        generation: lives++,
+        messages: [{ seq: 1, ts: `2026-01-31T12:00:0${lives % 10}.000000Z`, from: 'somebody', text: 'life' }],
+      }),
+    ),
   'answers with a page of a proxy': (url, carry) => (waits(url) ? new Response('<html>sign in</html>') : carry()),
 };
 let lives = 1;
+let pages = 0;
 const sinceOf = (url: string): number => Number(/since=(\d+)/.exec(url)![1]);
 
 interface Client {
@@ -74,7 +97,7 @@ function client(w: World, address: string, whim: Whim = (_, carry) => carry(), h
     if (/\/(say|say-signed|set|set-signed)\//.test(url) || init.method === 'POST') counts.writes++;
     else if (/\/(r|kv)\//.test(url)) counts.reads++;
     if (url.endsWith('agent.json') && !hasManifest) return new Response('404 no route matched\n', { status: 404 });
-    return whim(url, () => reach(url, init));
+    return /\/r\/[^/?]+\?/.test(url) ? whim(url, () => reach(url, init)) : reach(url, init);
   }) as typeof globalThis.fetch;
   return { o: { ...w.o, fetch }, minutes };
 }
