@@ -3,7 +3,7 @@
  *
  * @module
  */
-import { basename, join } from 'node:path';
+import { join, resolve } from 'node:path';
 import { createInterface } from 'node:readline/promises';
 import { RoomClientTransport, RoomServerTransport } from './bridge.ts';
 import type { Wire } from './bridge-handshake.ts';
@@ -99,7 +99,22 @@ async function homeOf(args: Args): Promise<string> {
 const isMailbox = (name: string): boolean => isName(name) && roomClasses(name).mb;
 
 /** The block of a host's configuration file. */
-const hostBlock = (name: string, server: object): string => JSON.stringify({ mcpServers: { [name]: server } }, null, 2);
+const hostBlock = (name: string, server: object): string =>
+  `{\n  "mcpServers": {\n    ${JSON.stringify(name)}: ${JSON.stringify(server)}\n  }\n}`;
+
+/** What a host starts to reach a server. */
+function connectCommand(mailbox: string, peer: string | undefined, more: string[]): object {
+  const args = [
+    '-y',
+    'technocore-rpc',
+    'mcp',
+    'connect',
+    mailbox,
+    ...(peer === undefined ? [] : ['--peer', peer]),
+    ...more,
+  ];
+  return { command: 'npx', args };
+}
 
 const baseFlag = (args: Args): string[] => {
   const base = args.text('base') ?? process.env['TECHNOCORE_URL'];
@@ -108,15 +123,18 @@ const baseFlag = (args: Args): string[] => {
 
 // --- serve -------------------------------------------------------------------------------------------------------
 
-/** What a server may be called in a host's configuration: the word of its command that says most. */
+/** Words of commands and paths that say nothing about the server. */
+const GENERIC = /^(npx|node|npm|exec|bunx?|deno|run|uvx?|python3?|index|main|cli|server|dist|build|lib|src|bin|)$/;
+
+/** What a server may be called in a host's configuration: the first word of its command that says something. */
 function nameOf(command: string[]): string {
-  const words = command.filter(
-    (word) => !/^-/.test(word) && !/^(npx|node|npm|exec|bunx?|deno|run|uvx?|python3?)$/.test(word),
-  );
-  const name = basename(words[0] ?? 'server')
-    .replace(/\.\w+$/, '')
-    .replace(/[^A-Za-z0-9_-]/g, '-');
-  return name === '' ? 'server' : name.slice(0, 40);
+  for (const word of command) {
+    if (word.startsWith('-')) continue;
+    const parts = word.split(/[\\/]/).map((part) => part.replace(/\.\w+$/, ''));
+    const name = parts.reverse().find((part) => !GENERIC.test(part));
+    if (name !== undefined) return name.replace(/[^A-Za-z0-9_-]+/g, '-').slice(0, 40);
+  }
+  return 'server';
 }
 
 async function serveOne(args: Args): Promise<number> {
@@ -159,7 +177,6 @@ async function serveOne(args: Args): Promise<number> {
 
 /** What to do on the other side. */
 function announce(args: Args, mailbox: string, { did }: Signer, allowed: Set<string>, name: string): void {
-  const connect = ['-y', 'technocore-rpc', 'mcp', 'connect', mailbox, '--peer', did, ...baseFlag(args)];
   if (args.json) {
     print(json({ mailbox, did, allowed: args.has('public') ? 'everybody' : [...allowed] }, true));
     return;
@@ -168,9 +185,8 @@ function announce(args: Args, mailbox: string, { did }: Signer, allowed: Set<str
   if (args.has('public')) print('Everybody who knows the mailbox or the DID may call.');
   else if (allowed.size > 0) for (const one of allowed) print(`May call: ${one}`);
   else if (!args.has('pair')) print('Nobody may call yet: say --allow <did>, or --pair.');
-  print(
-    `\nOn the other side, for the configuration of the host:\n${hostBlock(name, { command: 'npx', args: connect })}\n`,
-  );
+  const block = hostBlock(name, connectCommand(mailbox, did, baseFlag(args)));
+  print(`\nOn the other side, for the configuration of the host:\n${block}\n`);
 }
 
 async function pairOne(
@@ -254,18 +270,6 @@ async function connectOne(args: Args): Promise<number> {
     hint: `is technocore-rpc mcp serve running there, for ${mailbox}?`,
     denied: `the other side must be started with --allow ${signer.did}, or with --pair`,
   };
-  const server = {
-    command: 'npx',
-    args: [
-      '-y',
-      'technocore-rpc',
-      'mcp',
-      'connect',
-      mailbox,
-      ...(peer === undefined ? [] : ['--peer', peer]),
-      ...baseFlag(args),
-    ],
-  };
   if (port !== undefined) return overHttp(args, new HttpBridge({ connect, onEvent, ...words }), port);
   if (args.json) tell(json({ mailbox, did: signer.did, peer }, true));
   else {
@@ -273,6 +277,9 @@ async function connectOne(args: Args): Promise<number> {
     if (paired === undefined) tell(`To let this key in, start the server there with: --allow ${signer.did}`);
   }
   if (process.stdin.isTTY) {
+    const dir = args.text('dir');
+    const own = [...baseFlag(args), ...(dir === undefined ? [] : ['--dir', resolve(dir)])];
+    const server = connectCommand(mailbox, peer, own);
     tell(`\nA host starts this and speaks to it. For its configuration:\n${hostBlock('remote', server)}`);
     if (typed !== undefined) return EXIT.ok;
   }
