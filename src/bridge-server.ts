@@ -22,15 +22,7 @@ import {
 import { RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import { type Clock, onAbort, type Transport, transportOf } from './http.ts';
-import {
-  checkedMeta,
-  isMcpId,
-  LISTEN_MS,
-  MAX_LISTENERS,
-  MAX_LISTENERS_PER_KEY,
-  SERVER_INFO,
-  SUBSCRIPTION_ID,
-} from './mcp.ts';
+import { checkedMeta, isMcpId, LISTEN_MS, lessOne, SERVER_INFO, SUBSCRIPTION_ID } from './mcp.ts';
 import { LOG_LEVEL, Notices, REQUEST_ID } from './notices.ts';
 import { readsSpilled, type ServeOptions, serve } from './serve.ts';
 import type { Signer } from './signer.ts';
@@ -249,7 +241,7 @@ class BridgeLayer implements Layer {
       const { _meta, ...params } = isObject(frame['params']) ? (frame['params'] as JsonObject) : {};
       const meta = checkedMeta(method as string, _meta, params);
       if (this.#isOver) return interrupted(id);
-      if (method === 'subscriptions/listen') this.#checkListeners(context);
+      if (method === 'subscriptions/listen') this.#makeRoom(context);
       return this.#pass(id, method as string, params, meta, context);
     } catch (error) {
       if (!(error instanceof RpcError)) throw error;
@@ -313,12 +305,12 @@ class BridgeLayer implements Layer {
     }
   }
 
-  #checkListeners({ from }: DispatchContext): void {
-    const listening = [...this.#pending.values()].filter((one) => one.isListening);
-    const mine = listening.filter((one) => one.from === from).length;
-    if (listening.length >= MAX_LISTENERS || mine >= MAX_LISTENERS_PER_KEY) {
-      throw new RpcError(INTERNAL_ERROR, 'Too many subscriptions');
-    }
+  #makeRoom({ from = '', rank = Number.POSITIVE_INFINITY }: DispatchContext): void {
+    const listening = [...this.#pending]
+      .filter(([, one]) => one.isListening)
+      .map(([id, one]) => ({ id, one, from: one.from, rank: one.context.rank ?? Number.POSITIVE_INFINITY }));
+    const given = lessOne(listening, { from, rank });
+    if (given) this.#endListening(given.id, given.one);
   }
 
   #pass(

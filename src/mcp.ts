@@ -52,8 +52,8 @@ const MAX_ROUNDS = 10;
 const STATE_TTL_MS = 1_800_000;
 /** How long a subscription lives, ms, because nobody sees a listener go. */
 export const LISTEN_MS = 3_600_000;
-export const MAX_LISTENERS = 256;
-export const MAX_LISTENERS_PER_KEY = 4;
+const MAX_LISTENERS = 256;
+const MAX_LISTENERS_PER_KEY = 4;
 
 // --- tools -------------------------------------------------------------------------------------------------------
 
@@ -140,6 +140,19 @@ interface Pending {
 interface Listener extends Pending, Holder {
   notice(): void;
   end(): void;
+}
+
+/**
+ * Which of the subscriptions ends for a new one, if any has to.
+ *
+ * @throws RpcError its key has enough, or there are no more
+ */
+export function lessOne<T extends Holder>(listening: readonly T[], newcomer: Holder): T | undefined {
+  const mine = listening.filter(({ from }) => from === newcomer.from).length;
+  const isFull = listening.length >= MAX_LISTENERS;
+  const given = isFull ? givesWay(listening, newcomer) : undefined;
+  if (mine >= MAX_LISTENERS_PER_KEY || (isFull && !given)) throw new RpcError(INTERNAL_ERROR, 'Too many subscriptions');
+  return given;
 }
 
 /** Layers with listeners, by the map of tools they listen to. */
@@ -374,11 +387,7 @@ class McpLayer implements Layer {
     const refuse = (why: string): RpcError => new RpcError(INTERNAL_ERROR, why);
     if (emit === undefined) throw refuse('Notices cannot be sent here');
     if (this.#closing.signal.aborted) throw refuse('The server is closing');
-    const mine = [...this.#listeners].filter((listener) => listener.from === from).length;
-    const isFull = this.#listeners.size >= MAX_LISTENERS;
-    const given = isFull ? givesWay([...this.#listeners], { from, rank }) : undefined;
-    if (mine >= MAX_LISTENERS_PER_KEY || (isFull && !given)) throw refuse('Too many subscriptions');
-    given?.end();
+    lessOne([...this.#listeners], { from, rank })?.end();
     const wanted = notifications['toolsListChanged'] === true;
     const tag = { [SUBSCRIPTION_ID]: id };
     return new Promise((resolve) => {
