@@ -1,53 +1,92 @@
-// Benchmarks by name: `npm run bench -- latency`, `e2e`, `parley`; without a name all of them. Each prints ratios against
-// contenders of the same run, and what they should be at most.
+// `npm run bench`: the goals of this library in one table; with names, those alone. Each is a ratio against contenders that
+// are measured in the same run, in turns, after all gave the same answer. `npm run bench -- latency --calls 60 --runs 3`
+// takes longer looks at one; TECHNOCORE_URL and PARLEY_GO add a real service and a checkout of the Go package.
 import { createLocalService } from '../../src/local.ts';
+import { benchCalls } from './calls.ts';
 import { benchE2e, type Ratio } from './e2e.ts';
+import { benchFrames } from './frames.ts';
+import { lineOf, type Outcome, table } from './goals.ts';
 import { benchLatency } from './latency.ts';
+import { benchNoise } from './noise.ts';
 import { benchParley } from './parley.ts';
+import { benchRelay } from './relay.ts';
+import { benchRpc } from './rpc.ts';
+import { benchSigning } from './signing.ts';
+import { benchSize } from './size.ts';
+import { benchStart } from './start.ts';
 
 const args = process.argv.slice(2);
 const option = (name: string, otherwise: number): number => {
   const i = args.indexOf(`--${name}`);
   return i < 0 ? otherwise : Number(args.splice(i, 2)[1]);
 };
-const calls = option('calls', 20);
+const calls = option('calls', 16);
 const runs = option('runs', 1);
 
-const line = (name: string, value: number, limit: number, rest = ''): void =>
-  console.log(
-    `${name.padEnd(44)} ${value.toFixed(2).padStart(6)}  at most ${limit}${value > limit ? '  OVER' : ''}  ${rest}`,
-  );
-const print = (ratios: Ratio[]): void => {
-  for (const { name, ratio, limit, micros } of ratios) line(name, ratio, limit, `${micros.toFixed(1)} µs`);
-};
-
-async function latencyAt(base: string, where: string): Promise<void> {
-  for (let run = 0; run < runs; run++) {
-    const { naive, ours, median, p90, refused } = await benchLatency(base, calls);
-    const ms = (n: number): string => `${n.toFixed(0)} ms`;
-    line(`latency ${where}, median by naive`, median, 0.45, `${ms(ours.median)} by ${ms(naive.median)}`);
-    line(`latency ${where}, p90 by naive`, p90, 0.6, `${ms(ours.p90)} by ${ms(naive.p90)}`);
-    line(`latency ${where}, reads a call`, ours.reads, 5, `naive ${naive.reads.toFixed(2)}`);
-    line(`latency ${where}, refused`, refused, 0);
-  }
+/** Ratios against the bare primitives, which are no goals of the twelve. */
+function print(ratios: Ratio[]): Outcome[] {
+  return ratios.map(({ name, ratio, limit, micros }) => ({
+    number: 0,
+    name,
+    value: ratio,
+    target: ['<=', limit],
+    detail: `${micros.toFixed(1)} µs`,
+  }));
 }
 
-const benches: Record<string, () => void | Promise<void>> = {
-  e2e: () => print(benchE2e()),
-  parley: () => print(benchParley()),
+async function latencyAt(base: string, where: string): Promise<Outcome[]> {
+  const outcomes: Outcome[] = [];
+  for (let run = 0; run < runs; run++) {
+    const { naive, ours, median, p90, refused } = await benchLatency(base, calls);
+    const by = (a: number, b: number): string => `${a.toFixed(0)} ms by ${b.toFixed(0)} ms`;
+    const goal = (name: string, value: number, limit: number, detail = ''): Outcome => ({
+      number: 7,
+      name: `${where} service: ${name}`,
+      value,
+      target: ['<=', limit],
+      detail,
+    });
+    outcomes.push(
+      goal('median call by a naive loop', median, 0.45, by(ours.median, naive.median)),
+      goal('p90 by a naive loop', p90, 0.6, by(ours.p90, naive.p90)),
+      goal('reads a call, both sides', ours.reads, 5, `naive ${naive.reads.toFixed(2)}`),
+      goal('refused for its budget', refused, 0),
+    );
+  }
+  return outcomes;
+}
+
+const benches: Record<string, () => Outcome[] | Promise<Outcome[]>> = {
+  signing: benchSigning,
+  start: () => benchStart(),
+  rpc: benchRpc,
+  frames: benchFrames,
+  calls: () => benchCalls(),
   async latency() {
     // As the reference service wakes readers, and with its limits.
     const { url, close } = await createLocalService({ profile: '0.7', limits: { wakeStepMs: 500 } }).listen();
-    await latencyAt(url, 'embedded');
+    const outcomes = await latencyAt(url, 'embedded');
     await close();
     const real = process.env['TECHNOCORE_URL'];
-    if (real) await latencyAt(real, 'real');
-    else console.log('latency real: skipped, TECHNOCORE_URL is not set');
+    if (real) return [...outcomes, ...(await latencyAt(real, 'real'))];
+    return [...outcomes, { number: 7, name: 'real service', skipped: 'TECHNOCORE_URL is not set' }];
   },
+  noise: benchNoise,
+  relay: benchRelay,
+  size: benchSize,
+  e2e: () => print(benchE2e()),
+  parley: () => print(benchParley()),
 };
 
+const outcomes: Outcome[] = [];
 for (const name of args.length > 0 ? args : Object.keys(benches)) {
   const bench = benches[name];
   if (!bench) throw new Error(`no benchmark ${name}; there are ${Object.keys(benches).join(', ')}`);
-  await bench();
+  console.log(`\n${name}`);
+  for (const outcome of await bench()) {
+    console.log(lineOf(outcome));
+    outcomes.push(outcome);
+  }
 }
+console.log(`\n${table(outcomes)}`);
+process.exit(0);

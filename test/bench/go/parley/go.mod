@@ -1,0 +1,3 @@
+module technocore-rpc/bench/parley
+
+go 1.26

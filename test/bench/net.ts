@@ -1,0 +1,68 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { Agent, request as httpRequest } from 'node:http';
+import { createInterface } from 'node:readline';
+
+const agent = new Agent({ keepAlive: true, maxSockets: 256 });
+
+/** A `fetch` upon node:http with connections that stay: what the library needs of one, and no more. */
+export const keepAliveFetch: typeof fetch = ((url: string, init: RequestInit = {}) =>
+  new Promise((resolve, reject) => {
+    const { method = 'GET', signal } = init;
+    const sent = httpRequest(url, { agent, method, headers: init.headers as any }, (response) => {
+      const parts: Buffer[] = [];
+      response.on('data', (part) => parts.push(part));
+      response.once('error', reject);
+      response.once('end', () => {
+        const text = Buffer.concat(parts).toString();
+        const headers = {
+          get: (name: string) => (response.headers[name] as string | undefined) ?? null,
+          has: (name: string) => response.headers[name] !== undefined,
+        };
+        resolve({
+          status: response.statusCode,
+          ok: response.statusCode === 200,
+          headers,
+          body: null,
+          text: async () => text,
+        } as unknown as Response);
+      });
+    });
+    const abort = (): void => void sent.destroy(signal?.reason as Error);
+    if (signal?.aborted) abort();
+    signal?.addEventListener('abort', abort, { once: true });
+    sent.once('close', () => signal?.removeEventListener('abort', abort));
+    sent.once('error', (cause) => reject(signal?.aborted ? signal.reason : cause));
+    sent.end(init.body as string | undefined);
+  })) as typeof fetch;
+
+/** A program that says something on its output, or its errors, once it is ready. */
+export async function daemon(
+  command: string,
+  args: string[],
+  ready: RegExp,
+): Promise<{ said: string; end(): Promise<void> }> {
+  const child: ChildProcess = spawn(command, args, { stdio: ['ignore', 'pipe', 'pipe'] });
+  const end = async (): Promise<void> => {
+    if (child.exitCode !== null || child.signalCode !== null) return;
+    const gone = once(child, 'exit');
+    child.kill();
+    await gone;
+  };
+  const said = await new Promise<string>((resolve, reject) => {
+    for (const stream of [child.stdout!, child.stderr!]) {
+      createInterface({ input: stream }).on('line', (line) => ready.test(line) && resolve(line));
+    }
+    child.once('error', reject);
+    child.once('exit', (code) => reject(new Error(`${command} ended with ${code}`)));
+  });
+  return { said, end };
+}
+
+/** The embedded service in a process of its own, without budgets. */
+export async function localService(): Promise<{ url: string; end(): Promise<void> }> {
+  const args = ['dist/cli.js', 'local', '--unlimited', '--limit', 'waitersPerAddress=1000'];
+  const more = ['--limit', 'waiters=1000', '--limit', 'connections=10000', '--limit', 'roomRingBytes=1000000'];
+  const { said, end } = await daemon(process.execPath, [...args, ...more], /^http:/);
+  return { url: said, end };
+}

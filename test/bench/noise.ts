@@ -1,0 +1,122 @@
+import { equalBytes } from '../../src/bytes.ts';
+import { randomBytes, useNative, x25519 } from '../../src/crypto.ts';
+import { createTransport, Handshake } from '../../src/noise.ts';
+import { contender, goBuild, Worker } from './contenders.ts';
+import type { Goal, Outcome } from './goals.ts';
+import { alternate, often } from './rounds.ts';
+
+const LIBP2P = '@chainsafe/libp2p-noise/dist/src';
+
+/** Handshakes and sealed messages, against Go and the JavaScript library that is used most. */
+export async function benchNoise(): Promise<Outcome[]> {
+  const [psk, prologue, payload] = [randomBytes(32), randomBytes(24), randomBytes(19)];
+  const [a, b] = [x25519(randomBytes(32)), x25519(randomBytes(32))];
+  const ours = (): [Handshake, Handshake] => {
+    const joiner = Handshake.initiator({ identity: a, prologue, psk, remote: b.publicKey });
+    const opener = Handshake.responder({ identity: b, prologue, psk });
+    opener.read(joiner.write(payload));
+    joiner.read(opener.write(payload));
+    return [joiner, opener];
+  };
+  const libp2p = await libp2pNoise(prologue, payload);
+  const program = goBuild('noise');
+  const go = program === undefined ? undefined : new Worker(program);
+  if (!ours()[0].hash.every((byte, i, all) => byte === all[i])) throw new Error('the ends differ');
+
+  const outcomes: Outcome[] = [];
+  const skipped = (number: number, name: string): void => {
+    outcomes.push({ number, name, skipped: 'the Go worker could not be built' });
+  };
+  const h = await alternate({
+    ours: often(ours),
+    go: go && (async (times) => Number(await go.ask(`handshake ${times}`))),
+    libp2p: often(() => libp2p.handshake(libp2p.standard)),
+  });
+  const handshake = (other: string, limit: number, why?: string): Goal => ({
+    number: 8,
+    name: `IKpsk1 handshake by ${other}`,
+    value: h.speed('ours', other),
+    target: ['>=', limit],
+    detail: `ours ${h.rate('ours').toFixed(0)}/s, ${other} ${h.rate(other).toFixed(0)}/s`,
+    ...(why !== undefined && { why }),
+  });
+  if (go) outcomes.push(handshake('go', 0.7, 'the floor of the DH operations alone, through node:crypto, is near 1.1'));
+  else skipped(8, 'IKpsk1 handshake by go');
+  outcomes.push(handshake('libp2p', 5));
+
+  for (const size of [64, 1024, 4096, 65_536]) {
+    const plain = randomBytes(size);
+    const native = pair(ours()[0], plain);
+    const standard = libp2p.pair(libp2p.standard, plain);
+    // Each back end is chosen when the keys are made.
+    useNative(false);
+    const portable = pair(ours()[0], plain);
+    portable();
+    useNative(true);
+    const script = libp2p.pair(libp2p.script, plain);
+    for (const one of [native, standard, portable, script])
+      if (!equalBytes(one(), plain)) throw new Error('answers differ');
+    const r = await alternate({
+      native: often(native),
+      libp2p: often(standard),
+      portable: often(portable),
+      'libp2p, JavaScript': often(script),
+      go: go && (async (times) => Number(await go.ask(`transport ${size} ${times}`))),
+    });
+    const goal = (name: string, one: string, other: string, limit: number, why?: string): Goal => ({
+      number: 9,
+      name,
+      value: r.speed(one, other),
+      target: ['>=', limit],
+      detail: `${one} ${(size / r.micros(one)).toFixed(0)} MB/s, ${other} ${(size / r.micros(other)).toFixed(0)} MB/s`,
+      ...(why !== undefined && { why }),
+    });
+    if (size === 1024) {
+      outcomes.push(goal('seal and open 1 KB by libp2p', 'native', 'libp2p', 1.3));
+      outcomes.push(goal('the same without node:crypto', 'portable', 'libp2p, JavaScript', 1));
+    }
+    if (size === 65_536) {
+      if (go) outcomes.push(goal('seal and open 64 KB by go', 'native', 'go', 0.9));
+      else skipped(9, 'seal and open 64 KB by go');
+    }
+  }
+  go?.end();
+  return outcomes;
+}
+
+/** Seals at one end and opens at the other. */
+function pair(joiner: Handshake, plain: Uint8Array): () => Uint8Array {
+  const keys = joiner.keys();
+  const [send, receive] = [createTransport(keys), createTransport({ send: keys.receive, receive: keys.send })];
+  let seq = 1n;
+  return () => receive.open(++seq, send.seal(seq, plain));
+}
+
+/** XX as libp2p speaks it: no pattern of that library has a pre-shared key. */
+async function libp2pNoise(prologue: Uint8Array, payload: Uint8Array) {
+  const { CipherState, XXHandshakeState, ZEROLEN } = await contender(`${LIBP2P}/protocol.js`);
+  const { wrapCrypto } = await contender(`${LIBP2P}/crypto.js`);
+  const { defaultCrypto, pureJsCrypto } = await contender(`${LIBP2P}/crypto/index.js`);
+  const [standard, script] = [wrapCrypto(defaultCrypto), wrapCrypto(pureJsCrypto)];
+  const keys = [standard.generateKeypair(), standard.generateKeypair()];
+  const handshake = (crypto: unknown): unknown => {
+    const protocolName = 'Noise_XX_25519_ChaChaPoly_SHA256';
+    const [x, y] = [true, false].map(
+      (initiator) => new XXHandshakeState({ crypto, protocolName, prologue, initiator, s: keys[initiator ? 0 : 1] }),
+    );
+    const list = (message: any): any => message;
+    y.readMessageA(list(x.writeMessageA(ZEROLEN)));
+    x.readMessageB(list(y.writeMessageB(payload)));
+    y.readMessageC(list(x.writeMessageC(payload)));
+    return [x.ss.split(), y.ss.split()];
+  };
+  const transport = (crypto: unknown, plain: Uint8Array): (() => Uint8Array) => {
+    const key = randomBytes(32);
+    const [send, receive] = [new CipherState(crypto, key), new CipherState(crypto, key)];
+    return () => {
+      const opened = receive.decryptWithAd(ZEROLEN, send.encryptWithAd(ZEROLEN, plain));
+      return opened instanceof Uint8Array ? opened : opened.subarray();
+    };
+  };
+  return { standard, script, handshake, pair: transport };
+}

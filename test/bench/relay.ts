@@ -1,0 +1,78 @@
+import { HttpRelay, Identity, Session } from '../../src/parley.ts';
+import { goBuild, Worker } from './contenders.ts';
+import type { Goal, Outcome } from './goals.ts';
+import { keepAliveFetch } from './net.ts';
+import { alternate, oftenAsync } from './rounds.ts';
+
+const TEXT = 'x'.repeat(200);
+
+async function hear(session: Session): Promise<string> {
+  for (;;) {
+    const [first] = await session.poll(1000);
+    if (first) return first.text;
+  }
+}
+
+/** Open, join, and the handshake until the opener has read the joiner's first words. */
+async function pair(base: string, fetch: typeof globalThis.fetch): Promise<[Session, Session]> {
+  const relay = new HttpRelay(base, { fetch });
+  const [opener, joiner] = [0, 1].map(() => new Session(Identity.generate(), relay)) as [Session, Session];
+  await joiner.join(await opener.open('bench'));
+  await joiner.send('hello');
+  await opener.poll(0);
+  await joiner.poll(0);
+  if ((await hear(opener)) !== 'hello') throw new Error('answers differ');
+  return [opener, joiner];
+}
+
+/**
+ * A parley over the Go relay, ours against Go's. The Go package is not published where modules are found: `PARLEY_GO` is the
+ * path of a checkout.
+ */
+export async function benchRelay(): Promise<Outcome[]> {
+  const checkout = process.env['PARLEY_GO'];
+  const names = [
+    'a turn of 200 bytes and its answer by Go',
+    'the same, fetch upon node:http',
+    'open, join and handshake by Go',
+  ];
+  const skip = (why: string): Outcome[] => names.map((name) => ({ number: 10, name, skipped: why }));
+  if (!checkout) return skip('PARLEY_GO is not set');
+  const program = goBuild('parley', { 'github.com/gluonfield/parley': checkout });
+  if (program === undefined) return skip('the Go worker could not be built');
+  const go = new Worker(program);
+  const url = await go.next();
+  const turns = async (fetch: typeof globalThis.fetch): Promise<() => Promise<void>> => {
+    const [opener, joiner] = await pair(url, fetch);
+    return async () => {
+      await joiner.send(TEXT);
+      if ((await hear(opener)) !== TEXT) throw new Error('answers differ');
+      await opener.send(TEXT);
+      if ((await hear(joiner)) !== TEXT) throw new Error('answers differ');
+    };
+  };
+  const r = await alternate(
+    {
+      stock: oftenAsync(await turns(fetch)),
+      injected: oftenAsync(await turns(keepAliveFetch)),
+      go: async (times) => Number(await go.ask(`turns ${times}`)),
+      'stock, open': oftenAsync(() => pair(url, fetch)),
+      'injected, open': oftenAsync(() => pair(url, keepAliveFetch)),
+      'go, open': async (times) => Number(await go.ask(`open ${times}`)),
+    },
+    { clock: 'wall' },
+  );
+  go.end();
+  const goal = (name: string, one: string, other: string, limit: number): Goal => ({
+    number: 10,
+    name,
+    value: 1 / r.speed(one, other),
+    target: ['<=', limit],
+    detail: `${one} ${(r.micros(one) / 1000).toFixed(2)} ms, ${other} ${(r.micros(other) / 1000).toFixed(2)} ms`,
+  });
+  return [
+    goal(names[0]!, 'stock', 'go', 8),
+    goal(names[1]!, 'injected', 'go', 4),
+    goal(names[2]!, 'injected, open', 'go, open', 5),
+  ];
+}
