@@ -439,8 +439,10 @@ const interrupted = (id: string | number): Json =>
 const REPEATABLE: ReadonlySet<string> = new Set([
   'server/discover',
   'tools/list',
+  'prompts/get',
   'prompts/list',
   'resources/list',
+  'resources/read',
   'resources/templates/list',
   'completion/complete',
   'subscriptions/listen',

@@ -12,13 +12,14 @@ import {
   type Incoming,
   isChannel,
   type Listener,
+  limitOf,
   mailboxPair,
   type Sent,
 } from './channel.ts';
 import { classify, INTERRUPTED, resultOf, rpcNotification, rpcRequest } from './dispatch.ts';
 import { BadKey, BadName, CallTimeout, FrameTooLong, type RingGap, TechnocoreError } from './errors.ts';
 import { feedOf } from './feed.ts';
-import { decode, encode, encodeLong, isDeep, isObject, type Json, MAX_TEXT } from './frames.ts';
+import { decode, encodeLong, encodeWithin, isDeep, isObject, type Json } from './frames.ts';
 import { budgetOf, healthOf, type Options, onAbort, orAbort, sharedOf, type Transport, transportOf } from './http.ts';
 import { type Identity, resolveIdentity } from './identity.ts';
 import { fingerprint, isDid } from './names.ts';
@@ -332,11 +333,12 @@ function addressed(params: Json | undefined, replyTo: string | undefined, spills
 }
 
 /** A request as one line: itself, or once it is put into notes, what stands for it. */
-async function shortened({ spill }: Channel, request: Member, replyTo: string | undefined): Promise<string> {
+async function shortened(channel: Channel, request: Member, replyTo: string | undefined): Promise<string> {
   const text = encodeLong(request);
-  if (text.length <= MAX_TEXT || !spill) return encode(request);
+  const limit = limitOf(channel);
+  if (text.length <= limit || !channel.spill) return encodeWithin(request, limit);
   const more: Member = replyTo === undefined ? {} : { params: { _meta: { [REPLY_META]: replyTo } } };
-  return spilledFrame(text, (text) => spill.put(text), more);
+  return spilledFrame(text, (text) => channel.spill!.put(text), more);
 }
 
 // --- calls -------------------------------------------------------------------------------------------------------
@@ -376,7 +378,7 @@ export async function converse(
   if (spills && (!isChannel(to) || to.spill !== undefined)) {
     const bytes = spilledBytes(encodeLong(shortest));
     if (bytes > MAX_SPILLED) throw new FrameTooLong(bytes, MAX_SPILLED);
-  } else encode(shortest);
+  } else encodeWithin(shortest, limitOf(to));
 
   const stop = new AbortController();
   const forgetAbort = onAbort(o.signal, () => stop.abort(o.signal?.reason));
@@ -428,7 +430,9 @@ export async function converse(
     leave = await inbox.enter(channel, stop.signal);
     id ||= inbox.mint(signer, line.epoch());
     const request = rpcRequest(id, method, addressed(params, line.replyTo, channel.spill !== undefined));
-    const text = spills ? await orAbort(shortened(channel, request, line.replyTo), stop.signal) : encode(request);
+    const text = spills
+      ? await orAbort(shortened(channel, request, line.replyTo), stop.signal)
+      : encodeWithin(request, limitOf(channel));
 
     const retries = o.retry ?? 0;
     let attempt = 0;
@@ -648,7 +652,7 @@ export async function notify(
   signer: Signer,
   o: Options = {},
 ): Promise<void> {
-  const text = encode(rpcNotification(method, params));
+  const text = encodeWithin(rpcNotification(method, params), limitOf(to));
   const t = transportOf(o);
   if (isChannel(to)) await to.send(text, o.signal ? { signal: o.signal } : {});
   else await saySigned(t, signer, await mailboxOf(t, to, o), text, o.signal);

@@ -6,7 +6,7 @@
  */
 import { BadName } from './errors.ts';
 import { type Feed, feedOf, type Listener } from './feed.ts';
-import { isObject } from './frames.ts';
+import { isObject, MAX_TEXT } from './frames.ts';
 import { Joint, type Options, retrying, sharedOf, type Transport, transportOf } from './http.ts';
 import { isName, roomClasses } from './names.ts';
 import { PATIENCE_MS, placeOf, readView, type SigningKey, saySigned } from './rooms.ts';
@@ -44,7 +44,9 @@ export interface Channel {
    * @returns ends the listening
    */
   listen(listener: Listener, signal?: AbortSignal): Promise<() => void>;
-  /** Sends one frame, as text of at most {@link MAX_TEXT} characters. */
+  /** Most characters of one frame; absent: {@link MAX_TEXT}. */
+  readonly limit?: number;
+  /** Sends one frame, as text. */
   send(text: string, o?: SendOptions): Promise<Sent>;
   /** How texts go that are too large for a frame; absent: not at all. */
   readonly spill?: Spill;
@@ -222,6 +224,11 @@ export function mailboxPair(
     },
     spill: spillOf(t, key, to),
   };
+}
+
+/** @internal Most characters of one frame that go to a mailbox or over a channel. */
+export function limitOf(to: string | Channel | undefined): number {
+  return (isChannel(to) && to.limit) || MAX_TEXT;
 }
 
 /** True for something that is used as a channel, as opposed to the name of a room or a DID. */

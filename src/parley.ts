@@ -96,6 +96,8 @@ export interface SessionOptions extends Options {
 const MAX_QUEUE = 1024;
 /** Most unreadable frames that are remembered, so as to be reported once. */
 const MAX_JUNK = 256;
+/** Most characters of a JSON-RPC frame; texts have no limit of their own. */
+const MAX_FRAME = 65_536;
 /** When our handshake message is sent again if nothing shows that it arrived, ms; then after twice the time, and so on. */
 const HELLO_MS = 5000;
 /** A handshake payload may be as long as the Go package takes it. */
@@ -166,6 +168,7 @@ class Turns {
 export class Session implements Channel {
   /** Nothing of our own ever comes back. */
   readonly self = '';
+  readonly limit: number = MAX_FRAME;
   readonly #identity: Identity;
   readonly #relay: Relay;
   readonly #o: SessionOptions;

@@ -8,7 +8,15 @@
 import { packed } from './batch.ts';
 import { toHex, utf8 } from './bytes.ts';
 import { checkSigner, mayUseId, REPLY_META } from './call.ts';
-import { type Channel, checkMailbox, type Incoming, isChannel, type Listener, openMailbox } from './channel.ts';
+import {
+  type Channel,
+  checkMailbox,
+  type Incoming,
+  isChannel,
+  type Listener,
+  limitOf,
+  openMailbox,
+} from './channel.ts';
 import { sha256 } from './crypto.ts';
 import {
   classify,
@@ -146,6 +154,7 @@ class Server implements Listener {
   readonly #channel: Channel | undefined;
   readonly #room: string;
   readonly #self: string;
+  readonly #limit: number;
   readonly #dispatcher: Dispatcher;
   readonly #ledger: Ledger;
   /** Who was answered before whom. */
@@ -182,6 +191,7 @@ class Server implements Listener {
     this.#channel = isChannel(mailbox) ? mailbox : undefined;
     this.#room = this.#channel?.room ?? checkMailbox(mailbox as string);
     this.#self = this.#channel?.self ?? '';
+    this.#limit = limitOf(this.#channel);
     const { methods, tools, serverInfo, instructions, pageSize, layer } = o;
     this.#dispatcher = createDispatcher({
       methods,
@@ -596,7 +606,7 @@ class Server implements Listener {
   /** The answer to such a request. */
   async #inPassing(m: Incoming, request: JsonObject): Promise<string> {
     const answer = await this.#dispatcher.dispatch(request, { from: m.from, room: m.room, service: this.#service });
-    return fitted(encodeLong(answer!), request['id'] as Id, this.#spills(request));
+    return fitted(encodeLong(answer!), request['id'] as Id, this.#spills(request), this.#limit);
   }
 
   /** The text of the answer to one request; undefined when none goes back. */
@@ -699,7 +709,7 @@ class Server implements Listener {
       // Whatever a handler says in a burst, memory and the write budget hold.
       if (stop.signal.aborted || emitted >= MAX_EMITTED) return false;
       const text = encodeLong(frame);
-      if (text.length > MAX_TEXT) {
+      if (text.length > this.#limit) {
         this.#t.onEvent({
           kind: 'skipped',
           room: m.room,
@@ -726,11 +736,13 @@ class Server implements Listener {
         // What waits for long is ended with the dispatcher.
         ...(!open && { signal }),
         emit,
+        limit: this.#limit,
         onError,
       });
       const answer = await Promise.race([dispatched, late]);
       // Of what was called off nobody knows how far it got; a subscription that ended may begin again.
-      const text = answer === undefined ? interrupted(id) : fitted(encodeLong(answer), id, this.#spills(request));
+      const text =
+        answer === undefined ? interrupted(id) : fitted(encodeLong(answer), id, this.#spills(request), this.#limit);
       if (answer === undefined && open) await this.#ledger.forget(m.from, key);
       else await this.#ledger.answer(m.from, key, text);
       return answer === undefined ? undefined : text;
@@ -781,12 +793,12 @@ class Server implements Listener {
 
   /** The text itself, or what stands for it after it was put where a larger one can be. */
   async #fit(text: string, put: (text: string) => Promise<Json>): Promise<string> {
-    if (text.length <= MAX_TEXT) return text;
+    if (text.length <= this.#limit) return text;
     try {
       return await spilledFrame(text, put);
     } catch (cause) {
       this.#t.onEvent({ kind: 'unspilled', room: this.#room, cause });
-      return tooLarge((JSON.parse(text) as JsonObject)['id'] as Id, text.length, MAX_TEXT);
+      return tooLarge((JSON.parse(text) as JsonObject)['id'] as Id, text.length, this.#limit);
     }
   }
 
@@ -887,9 +899,9 @@ function digestOf({ method, params }: JsonObject): string {
 }
 
 /** The answer itself, or the error that says how long it would have been. */
-function fitted(text: string, id: Id, spills: boolean): string {
-  if (text.length <= MAX_TEXT) return text;
-  if (!spills) return tooLarge(id, text.length, MAX_TEXT);
+function fitted(text: string, id: Id, spills: boolean, limit: number): string {
+  if (text.length <= limit) return text;
+  if (!spills) return tooLarge(id, text.length, limit);
   const bytes = spilledBytes(text);
   return bytes <= MAX_SPILLED ? text : tooLarge(id, bytes, MAX_SPILLED);
 }

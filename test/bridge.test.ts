@@ -120,6 +120,19 @@ describe.each<[string, Ends]>([
     },
   ],
   [
+    'mailboxes of an old service',
+    async () => {
+      const { url: base, close } = await createLocalService({ profile: '0.7', limits: FREE }).listen();
+      onTestFinished(close);
+      return {
+        server: `mb-p-server-${++count}`,
+        client: `mb-p-server-${count}`,
+        serverO: { base },
+        clientO: { base, replyTo: `mb-p-client-${count}` },
+      };
+    },
+  ],
+  [
     'a sealed room',
     async () => {
       const [alice, bob] = [Signer.generate(), Signer.generate()];
@@ -153,6 +166,8 @@ describe.each<[string, Ends]>([
     expect(await call('add', { a: 1, b: 2 })).toMatchObject({ structuredContent: { sum: 3 } });
     expect(await call('fail')).toMatchObject({ isError: true });
     await expect(client.readResource({ uri: 'note://nowhere' })).rejects.toMatchObject({ code: -32602 });
+    const [{ text: long }] = (await call('big', { chars: 20_000 })).content;
+    expect(long).toHaveLength(20_000);
     const [{ text }] = (await call('who')).content;
     expect(text).toEqual(from ?? expect.stringMatching(/^parley:/));
   });

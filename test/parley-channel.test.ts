@@ -120,6 +120,30 @@ describe('JSON-RPC over a session', () => {
     await server.done;
   });
 
+  test('what is too long for a room is not too long for a session, up to a limit that is named', async () => {
+    const world = await pair();
+    const tools = new Map<string, Tool>();
+    for (let i = 0; i < 40; i++) tool(`t${i}`, 'd'.repeat(200), { type: 'object' }, () => '', { tools });
+    const server = serving(world, new Map([['echo', (params: any) => params]]), { tools });
+    const { joiner, signer, fetch } = world;
+    const o = { fetch, base: 'http://local' };
+    const text = 'é'.repeat(9000);
+    expect(await call(joiner, 'echo', { text }, signer, o)).toEqual({ text });
+    await notify(joiner, 'echo', { text }, signer, o);
+    await expect(call(joiner, 'echo', { text: 'x'.repeat(65_500) }, signer, o)).rejects.toEqual(
+      code('frame_too_long', { limit: 65_536 }),
+    );
+    // A list of tools comes on one page.
+    expect(await mcpListTools(joiner, signer, o)).toHaveLength(40);
+    const methods = new Map([['long', () => 'x'.repeat(70_000)]]);
+    server.stop();
+    await server.done;
+    const second = serving(world, methods);
+    await expect(call(joiner, 'long', {}, signer, o)).rejects.toMatchObject({ rpc: { data: { limit: 65_536 } } });
+    second.stop();
+    await second.done;
+  });
+
   test('A2A tasks, questions and streams too', async () => {
     const world = await pair();
     const { joiner, signer, fetch } = world;
