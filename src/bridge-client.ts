@@ -8,6 +8,7 @@ import { answerUnder, metaIn, tagged } from './bridge-ids.ts';
 import { toBase64url } from './bytes.ts';
 import { type CallOptions, checkSigner, converse, notify, type Taken } from './call.ts';
 import { type Channel, checkMailbox, isChannel } from './channel.ts';
+import { nextTurn } from './clock.ts';
 import { classify, type Id, type JsonObject, rpcError, rpcNotification } from './dispatch.ts';
 import { BadName, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
@@ -62,10 +63,6 @@ interface Pending {
   /** The word that it was torn down, kept for the case that no answer follows. */
   torn?: JsonObject;
 }
-
-/** Runs a task in a turn of its own, behind all that is due already. */
-const nextTurn: (task: () => void) => void =
-  (globalThis as { setImmediate?: (task: () => void) => void }).setImmediate ?? ((task) => setTimeout(task, 0));
 
 /**
  * A transport for the `Client` of the official MCP SDK, whose servers may be far away behind a room. The client must speak

@@ -6,6 +6,7 @@
 
 import { a2aHelpers } from './a2a-notes.ts';
 import type { Channel } from './channel.ts';
+import { nextTurn } from './clock.ts';
 import {
   badParams,
   type CallContext,
@@ -17,7 +18,7 @@ import {
   type Handler,
 } from './dispatch.ts';
 import { isObject, type Json } from './frames.ts';
-import { Joint, sharedOf, systemClock, type Transport, transportOf } from './http.ts';
+import { Joint, sharedOf, type Transport, transportOf } from './http.ts';
 import { defineTool, mcpLayer, toolsChanged } from './mcp.ts';
 import { explain, type Message } from './messages.ts';
 import { verify } from './names.ts';
@@ -100,19 +101,19 @@ async function readListing(t: Transport, limit: number, signal: AbortSignal): Pr
  *
  * @param params `{ did, sig, canonical }`, or `{ room, message }` with a message as a room shows it
  */
-async function verifySignature(params: unknown, context?: CallContext): Promise<{ valid: boolean; reason?: string }> {
+async function verifySignature(params: unknown): Promise<{ valid: boolean; reason?: string }> {
   if (!isObject(params)) throw badParams('params are { did, sig, canonical } or { room, message }');
   const { room, message, did, sig, canonical } = params;
   let reason: string | undefined;
   if (typeof room === 'string' && isObject(message)) {
     const { nonce } = message;
-    await breath(context);
+    await breath();
     reason = explain(room, {
       ...message,
       ...(typeof nonce === 'number' && { nonce: String(nonce) }),
     } as unknown as Message);
   } else if (typeof did === 'string' && typeof sig === 'string' && typeof canonical === 'string') {
-    await breath(context);
+    await breath();
     if (verify(did, sig, canonical)) return { valid: true };
     const [, of, nonce, text] = /^([^|]*)\|(\d{1,19})\|([\s\S]*)$/.exec(canonical) ?? [];
     reason =
@@ -125,7 +126,7 @@ async function verifySignature(params: unknown, context?: CallContext): Promise<
 }
 
 /** Lets everything else that waits go first: a batch of these would hold the whole program for seconds. */
-const breath = (context?: CallContext): Promise<void> => (context?.service?.clock ?? systemClock).sleep(0);
+const breath = (): Promise<void> => new Promise(nextTurn);
 
 /** The methods that are served when none are named. */
 export const methods: Map<string, Handler> = new Map<string, Handler>([

@@ -64,6 +64,13 @@ export function onAbort(signal: AbortSignal | undefined, run: () => void): () =>
   };
 }
 
+/** Runs a task in a turn of its own, behind all that is due already. That takes no time of any clock. */
+export function nextTurn(task: () => void): void {
+  const { setImmediate } = globalThis as { setImmediate?: (task: () => void) => void };
+  if (setImmediate) setImmediate(task);
+  else setTimeout(task, 0);
+}
+
 /** A float in [0, 1) from the transport's randomness. */
 export function randomFloat(random: (bytes: number) => Uint8Array): number {
   const [a = 0, b = 0, c = 0, d = 0] = random(4);
