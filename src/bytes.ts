@@ -5,7 +5,10 @@
  * @module
  */
 
-const HEX: string[] = /* @__PURE__ */ Array.from({ length: 256 }, (_, byte) => byte.toString(16).padStart(2, '0'));
+/** @internal Two lower-case digits for each byte. */
+export const HEX: string[] = /* @__PURE__ */ Array.from({ length: 256 }, (_, byte) =>
+  byte.toString(16).padStart(2, '0'),
+);
 
 /** Lower-case hex. */
 export function toHex(bytes: Uint8Array): string {

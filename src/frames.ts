@@ -8,6 +8,7 @@
  *
  * @module
  */
+import { HEX } from './bytes.ts';
 import { EmptyText, FrameTooLong, TechnocoreError } from './errors.ts';
 
 /** Code points that one message may hold, after the sweep. */
@@ -55,7 +56,7 @@ export function sweep(text: string, limit: number = MAX_TEXT): string {
 }
 
 const BEYOND_ASCII = /[\x7f-\uffff]/;
-const HEX = Array.from({ length: 256 }, (_, byte) => byte.toString(16).padStart(2, '0'));
+const ESCAPED: string[] = /* @__PURE__ */ HEX.map((byte) => `\\u${byte}`);
 
 /** Any JSON value as one ASCII line of any length: {@link encode} without its limit. */
 export function encodeLong(frame: unknown): string {
@@ -68,13 +69,14 @@ export function encodeLong(frame: unknown): string {
   if (text === undefined) throw new TechnocoreError('bad_frame', 'the value has no JSON form');
   let at = text.search(BEYOND_ASCII);
   if (at < 0) return text;
-  let ascii = '';
-  let from = 0;
+  let ascii = text.slice(0, at);
+  let from = at;
   for (; at < text.length; at++) {
     const unit = text.charCodeAt(at);
     if (unit < 0x7f) continue;
     // DEL counts as beyond: the service sweeps it and JSON.stringify leaves it raw.
-    ascii += `${text.slice(from, at)}\\u${HEX[unit >> 8]}${HEX[unit & 255]}`;
+    if (at > from) ascii += text.slice(from, at);
+    ascii += ESCAPED[unit >> 8]! + HEX[unit & 255];
     from = at + 1;
   }
   return ascii + text.slice(from);
