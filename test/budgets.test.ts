@@ -15,14 +15,14 @@ const callee = signer(1);
 const caller = signer(2);
 const PUBLISHED = { readsPerMinute: 120, writesPerMinute: 30 };
 
-async function served(w: World, o: ServeOptions = {}) {
+async function served(w: World, o: ServeOptions = {}, mailbox = MAILBOX) {
   const stop = new AbortController();
   let ready!: () => void;
   const isReady = new Promise<void>((resolve) => {
     ready = resolve;
   });
   const methods = new Map([['double', ({ n }: { n: number }) => 2 * n]]);
-  const ended = serve(MAILBOX, callee, { ...w.o, methods, ...o, signal: stop.signal, onReady: ready });
+  const ended = serve(mailbox, callee, { ...w.o, methods, ...o, signal: stop.signal, onReady: ready });
   await run(w.clock, Promise.race([isReady, ended]));
   return async () => {
     stop.abort();
@@ -133,6 +133,25 @@ describe('a burst between two programs, over HTTP', () => {
     await over;
     await close();
   });
+});
+
+it('a client makes one room, whomever it calls, and a server one', async () => {
+  const w = world('modern', { newRoomsPerDay: 1 });
+  const stops = [];
+  for (const n of [1, 2, 3]) {
+    const fetch = w.service.client(`server ${n}`);
+    stops.push(await served(w, { fetch, claim: n === 3 }, `${MAILBOX}-${n}`));
+  }
+  const o = { ...w.o, fetch: w.service.client('client'), replyTo: REPLY, timeoutMs: 5000 };
+  for (let i = 0; i < 9; i++) {
+    expect(await w.run(call(`${MAILBOX}-${1 + (i % 3)}`, 'double', { n: i }, caller, o))).toBe(2 * i);
+  }
+  expect(w.service.stats.refused).toBe(0);
+  // Only one that does not exist costs another.
+  await expect(w.run(call('mb-p-budget-nobody', 'double', {}, caller, o))).rejects.toMatchObject({
+    code: 'room_budget',
+  });
+  for (const stop of stops) await stop();
 });
 
 describe('the projection of a turn', () => {
