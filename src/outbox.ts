@@ -76,6 +76,12 @@ export class Outbox {
     this.#turns = new Turns(MAX_WAITING, MAX_OF_KEY, regulars);
   }
 
+  /** How long all that waits will take, ms; 0 while nobody knows what the service grants. */
+  get backlogMs(): number {
+    const { perMinute } = budgetOf(this.#t, 'write');
+    return perMinute === undefined ? 0 : (this.#turns.waiting * 60_000) / perMinute;
+  }
+
   /** How many answers to a key wait. */
   waitingFor(from: string): number {
     return this.#turns.waitingFor(from);

@@ -43,7 +43,7 @@ import type { CursorStore } from './rooms.ts';
 import { Share, type Standing } from './share.ts';
 import type { Signer } from './signer.ts';
 import { MAX_SPILLED, readSpilled, SPILL_META, Spills, spilledBytes, spilledFrame, writesFor } from './spill.ts';
-import { Regulars } from './turns.ts';
+import { NEVER, Regulars } from './turns.ts';
 import { isSpilled, LongRequests } from './unspill.ts';
 import { Workers } from './workers.ts';
 
@@ -455,6 +455,9 @@ class Server implements Listener {
       return;
     }
 
+    if (requests.length > 0 && this.#isOverrun(m.from)) {
+      return this.#refuse(m, 'more answers wait than can be written in time');
+    }
     const whole = batch !== undefined && !this.#dispatcher.batchable(batch);
     const invalid = whole ? [] : members.filter((_, i) => kinds[i] === 'invalid').slice(0, MAX_INVALID);
     // A frame that is none is answered only where it says itself where to; else it is a stranger's chat.
@@ -802,6 +805,12 @@ class Server implements Listener {
     }
   }
 
+  /** Whether an answer would come too late for anybody, so that nothing need run for it: those from before have their turns. */
+  #isOverrun(from: string): boolean {
+    if (this.#outbox.backlogMs <= MAX_BACKLOG_MS) return false;
+    return this.#regulars.rank(from) === NEVER || this.#outbox.waitingFor(from) >= MAX_OVERRUN;
+  }
+
   #joined(batch: unknown, texts: string[]): string[] {
     return join(batch, texts, () => Math.max(1000, Math.ceil(budgetOf(this.#t, 'write').delayMs(MAX_WRITES))));
   }
@@ -852,6 +861,9 @@ export function readsSpilled({ spill, allow }: Pick<ServeOptions, 'spill' | 'all
 
 /** Requests in one batch; each may cost an answer. */
 const MAX_REQUESTS = 128;
+/** How long what waits may take, ms, before requests of newcomers are left, and of others all but a few of each. */
+const MAX_BACKLOG_MS = 300_000;
+const MAX_OVERRUN = 4;
 /** Writes that the answers to one message may take: a spilled one takes up to seventeen. */
 const MAX_WRITES = 32;
 /** Answers of one key that may wait before its refusals are left out. */

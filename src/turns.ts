@@ -34,9 +34,9 @@ export class Regulars {
     else if (this.#known.size < MAX_REGULARS || this.#sweep(at)) this.#known.set(key, { rank: this.#count++, at });
   }
 
-  /** The lower, the earlier it came; infinite for one that never did. */
+  /** The lower, the earlier it came; {@link NEVER} for one that did not. */
   rank(key: string): number {
-    return this.#known.get(key)?.rank ?? Number.POSITIVE_INFINITY;
+    return this.#known.get(key)?.rank ?? NEVER;
   }
 
   /** Forgets those who stayed away. @returns whether there is room */
@@ -47,6 +47,9 @@ export class Regulars {
     return this.#known.size < MAX_REGULARS;
   }
 }
+
+/** The rank of a key that was not served yet. */
+export const NEVER: number = Number.POSITIVE_INFINITY;
 
 /** How many of those that wait, the earliest, share every second turn. */
 const SENIORS = 4;
@@ -77,6 +80,11 @@ export class Turns<T> {
     this.#regulars = regulars;
     this.#max = max;
     this.#perKey = perKey;
+  }
+
+  /** How many wait. */
+  get waiting(): number {
+    return this.#waiting;
   }
 
   /** How many wait for a key. */
@@ -144,12 +152,12 @@ export class Turns<T> {
   }
 
   #rank(key: string): number {
-    return this.#regulars?.rank(key) ?? Number.POSITIVE_INFINITY;
+    return this.#regulars?.rank(key) ?? NEVER;
   }
 
   /** Of the earliest comers, the one whose last turn is longest ago; undefined where none ever came before. */
   #senior(ready: string[]): string | undefined {
-    const known = ready.filter((key) => Number.isFinite(this.#rank(key)));
+    const known = ready.filter((key) => this.#rank(key) !== NEVER);
     if (known.length === 0) return undefined;
     return this.#rested(known.sort((a, b) => this.#rank(a) - this.#rank(b)).slice(0, SENIORS));
   }

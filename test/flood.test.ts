@@ -73,6 +73,27 @@ describe('a flood from keys that were never seen before', () => {
     await stop();
   });
 
+  it('does not make us run and remember more than can be answered', async () => {
+    const w = world('modern', PUBLISHED);
+    const from = keys(64);
+    const room = 'mb-p-flood-own';
+    for (const [i, key] of from.entries()) {
+      await w.run(key.say(room, 'mine', { ...w.o, fetch: w.service.client(`owner ${i}`) }));
+    }
+    let runs = 0;
+    const methods = new Map<string, Handler>([['echo', () => ++runs]]);
+    const ledger = new LedgerState();
+    const stop = await served(w, { methods, ledger });
+    const end = flood(w, from, 60, (i) => requestFrame(`f${i}`, 'echo', { n: i, _meta: { [MEMBER]: room } }));
+    await w.clock.advance(120_000);
+    // Five minutes of the write budget, a few of each key, and what was answered.
+    const most = 5 * 30 + 4 * 64 + 30 + 2 * 30 + 20;
+    expect(runs).toBeLessThanOrEqual(most);
+    expect(ledger.size.entries).toBeLessThanOrEqual(most);
+    await end();
+    await stop();
+  });
+
   it('of whom nothing is known, is looked into a little, and the mailbox is read all the same', async () => {
     const w = world('modern', PUBLISHED);
     const from = keys(200);
