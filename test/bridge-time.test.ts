@@ -1,9 +1,12 @@
+import { Client } from '@modelcontextprotocol/client';
 import { expect, test } from 'vitest';
 import { LOST, RoomClientTransport, RoomServerTransport } from '../src/bridge.ts';
 import { type Channel, mailboxes } from '../src/channel.ts';
 import { decode, encode } from '../src/frames.ts';
 import { say } from '../src/technocore-rpc.ts';
-import { signer, type World, world } from './support.ts';
+import { serveFixture } from './bridge-fixture.ts';
+import { Random } from './sim/random.ts';
+import { broken, faulty, isSay, signer, type World, world } from './support.ts';
 
 // What takes time, and what servers and clients other than the SDK's do: both ends in one process, on a virtual clock.
 
@@ -298,3 +301,50 @@ test('a long request whose notes hold something else is answered with an error, 
   await w.run(say('elsewhere', 'somebody', 'time passes', w.o));
   await w.run(s.transport.close());
 });
+
+test.each([1, 2, 3, 4])(
+  'a bad network (seed %i): each call is done once, and answered or reported lost',
+  async (seed) => {
+    const w = world();
+    const random = new Random(seed);
+    const fetch = faulty(w.o.fetch, async (url, init) => {
+      const luck = random.float();
+      if (luck < 0.1) throw broken();
+      if (luck < 0.15) return new Response('503 busy', { status: 503 });
+      if (luck < 0.3 && isSay(url, init)) {
+        // It arrives, and nobody learns so.
+        await w.o.fetch(url, init);
+        throw broken();
+      }
+      return undefined;
+    });
+    let isReady = false;
+    const onReady = (): void => {
+      isReady = true;
+    };
+    const server = new RoomServerTransport(BOX, serverKey, { ...w.o, fetch, onReady });
+    const { seen, close } = serveFixture(server);
+    await w.until(() => isReady);
+    const transport = new RoomClientTransport(BOX, clientKey, { ...w.o, fetch, replyTo: MINE });
+    const client = new Client(
+      { name: 'official', version: '1' },
+      { versionNegotiation: { mode: { pin: '2026-07-28' } } },
+    );
+    await w.run(client.connect(transport));
+    const outcomes = await w.run(
+      Promise.all(
+        Array.from({ length: 60 }, (_, i) =>
+          client.callTool({ name: 'add', arguments: { a: i, b: 1000 } }).then(
+            ({ structuredContent }: any) => structuredContent.sum - 1000 - i,
+            (cause: any) => cause.code,
+          ),
+        ),
+      ),
+    );
+    expect(outcomes.filter((outcome) => outcome === 0).length).toBeGreaterThan(50);
+    for (const outcome of outcomes) expect([0, LOST, 'may_have_landed', 'unavailable']).toContain(outcome);
+    expect(seen.calls.length).toBeLessThanOrEqual(60);
+    await w.run(client.close());
+    await w.run(close());
+  },
+);
