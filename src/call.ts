@@ -9,6 +9,7 @@ import { toBase64url } from './bytes.ts';
 import {
   type Channel,
   checkMailbox,
+  doubtMailbox,
   type Incoming,
   isChannel,
   type Listener,
@@ -531,7 +532,9 @@ export async function converse(
         await signer.raiseNonce(room, nonce, clock);
         sent = await send();
       } catch (cause) {
-        stop.abort(cause);
+        // Of what was sent meanwhile, an answer may still come.
+        if (attempt === 0) stop.abort(cause);
+        else t.onEvent({ kind: 'retry', room, id, cause, afterMs: 0 });
       }
     };
 
@@ -564,7 +567,10 @@ export async function converse(
     }
     await finished;
   } catch (cause) {
-    throw stop.signal.aborted ? stop.signal.reason : cause;
+    const reason = stop.signal.aborted ? stop.signal.reason : cause;
+    const isTimeout = TechnocoreError.is(reason) && reason.code === 'call_timeout';
+    if (isTimeout && !isChannel(to)) doubtMailbox(t, o.replyTo!, signer);
+    throw reason;
   } finally {
     forgetAbort();
     stop.abort();

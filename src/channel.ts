@@ -75,6 +75,7 @@ export function isMailbox(room: unknown): room is string {
 }
 
 const OPENED = {};
+const openedOf = (t: Transport): Map<string, Opened> => sharedOf(t, OPENED, () => new Map());
 const MAX_OPENED = 1024;
 /**
  * How far behind the newest message a line is still seen by everybody who looks for it: they read 200, or of the longest
@@ -145,7 +146,7 @@ export function openMailbox(
   signal?: AbortSignal,
   feed?: Feed,
 ): Promise<void> | undefined {
-  const opened = sharedOf(t, OPENED, () => new Map<string, Opened>());
+  const opened = openedOf(t);
   const name = `${room} ${key.did}`;
   let entry = opened.get(name);
   if (!entry || (!entry.line && entry.opening.isOff)) {
@@ -180,6 +181,11 @@ export function openMailbox(
       });
   }
   return entry.line ? undefined : entry.opening.join(signal);
+}
+
+/** No answer came: the line may be gone, with the room it stood in. The next one who needs it looks. */
+export function doubtMailbox(t: Transport, room: string, key: SigningKey): void {
+  openedOf(t).delete(`${room} ${key.did}`);
 }
 
 /**

@@ -112,7 +112,7 @@ export interface Floor {
 interface Held {
   /** Undefined while it is not known what the owner before may have begun. */
   floor: Floor | undefined;
-  readonly before: Part;
+  before: Part;
   /** Seq behind which nothing is begun any more, so that it can be given back. */
   leaving?: number | undefined;
 }
@@ -170,7 +170,10 @@ export class Claims {
 
   /** The room was recreated: its seqs begin anew. */
   reset(): void {
-    for (const held of this.#held.values()) if (held.floor) held.floor = { done: 0, uncertain: 0 };
+    for (const held of this.#held.values()) {
+      if (held.floor) held.floor = { done: 0, uncertain: 0 };
+      else held.before = { ...held.before, done: 0 };
+    }
   }
 
   /** Takes no more partitions. */
@@ -412,8 +415,10 @@ export class Claims {
       );
       for (const held of open) {
         const { owner, done } = held.before;
+        // What we hold may be of a room before the one that stands there now.
+        const end = Math.max(lastSeq, this.#hooks.place());
         // Beyond the end: of a room before this one.
-        held.floor = { done: done > lastSeq ? 0 : done, uncertain: owner === FREE ? 0 : lastSeq };
+        held.floor = { done: done > end ? 0 : done, uncertain: owner === FREE ? 0 : end };
       }
     }
     for (const p of this.#held.keys()) this.#hooks.taken(p);

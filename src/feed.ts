@@ -33,6 +33,8 @@ export interface Listener {
   message(m: Incoming): void;
   /** Messages were lost that came before those of the last batch, which was handed over first. */
   gap(gap: RingGap): void;
+  /** The room is another one by now, whose seqs begin anew; its messages come next. */
+  renewed?(): void;
   /** Nothing will come any more. */
   end(cause: unknown): void;
   /** How many messages are likely to come soon: the more, the less the next one alone is worth a read of its own. */
@@ -450,6 +452,7 @@ export class Feed {
         this.#t.onEvent({ kind: 'listener-error', room: this.#cursor.room, cause });
       }
     };
+    if (gap?.reason === 'recreated') tell(() => listener.renewed?.());
     for (const m of messages) tell(() => listener.message(m));
     if (gap) tell(() => listener.gap(gap));
   }

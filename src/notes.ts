@@ -92,7 +92,7 @@ export async function setNote(ns: string, key: string, value: string, o: Options
   let doubt: unknown;
   for (;;) {
     try {
-      await ask(t, { ...writeRequest(t, write), ...(o.signal && { signal: o.signal }) });
+      await put(t, write, o.signal);
       return;
     } catch (cause) {
       if (o.signal?.aborted || !TechnocoreError.is(cause)) throw cause;
@@ -105,6 +105,12 @@ export async function setNote(ns: string, key: string, value: string, o: Options
       }
     }
   }
+}
+
+/** One write, one request. Only the service's own word is taken for it, not any page that something on the way shows. */
+async function put(t: Transport, write: Write, signal: AbortSignal | undefined): Promise<void> {
+  const { text } = await ask(t, { ...writeRequest(t, write), ...(signal && { signal }) });
+  if (!/^ok\b/.test(text)) throw new Unavailable('the answer is not that of a note that was written');
 }
 
 function noteWrite(
@@ -220,7 +226,7 @@ async function setOwnership(
             { value: swept, did, sig, nonce },
             o,
           );
-          await ask(t, { ...writeRequest(t, write), ...(o.signal && { signal: o.signal }) });
+          await put(t, write, o.signal);
         },
         o.signal,
       );

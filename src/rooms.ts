@@ -141,7 +141,10 @@ export class RoomCursor {
 
   /** Puts the cursor behind the newest message, without reading any. */
   async toTail(signal?: AbortSignal): Promise<void> {
-    const view = await readView(this.#t, this.room, { limit: 1 }, signal);
+    // Without generations only what stood where the cursor was shows whether it still is the same room.
+    const looks = this.#mark !== undefined && this.generation === undefined;
+    const view = await readView(this.#t, this.room, { limit: looks ? MAX_LIMIT : 1 }, signal);
+    if (looks && !this.#isSame(view)) this.#lives++;
     this.since = view.lastSeq;
     this.#isBlank = view.lastSeq === 0;
     this.generation = view.generation;
@@ -222,15 +225,18 @@ export class RoomCursor {
     return this.#compare(await readView(this.#t, this.room, { limit: MAX_LIMIT }, signal));
   }
 
-  #compare(view: PolledView): Batch | undefined {
+  /** Whether a view that was read without a cursor is of the room that the cursor stands in, as far as it shows. */
+  #isSame(view: PolledView): boolean {
     const since = this.since!;
-    this.generation = view.generation ?? this.generation;
     // An ephemeral room whose messages expired reads 0 while its seq goes on.
-    if (view.lastSeq === 0 && roomClasses(this.room).e) return undefined;
+    if (view.lastSeq === 0 && roomClasses(this.room).e) return true;
     const mark = view.messages.find((m) => m.seq === since);
-    const sameRoom =
-      view.lastSeq >= since && (mark === undefined || this.#mark === undefined || mark.ts === this.#mark);
-    if (sameRoom) return undefined;
+    return view.lastSeq >= since && (mark === undefined || this.#mark === undefined || mark.ts === this.#mark);
+  }
+
+  #compare(view: PolledView): Batch | undefined {
+    this.generation = view.generation ?? this.generation;
+    if (this.#isSame(view)) return undefined;
     return this.#recreated(view.messages, view);
   }
 

@@ -367,8 +367,11 @@ class Server implements Listener {
     await this.#share?.release();
   }
 
+  renewed(): void {
+    this.#share?.reset();
+  }
+
   gap(gap: RingGap): void {
-    if (gap.reason === 'recreated') this.#share?.reset();
     // Lost requests are their callers' to repeat; the operator may want to know.
     this.#t.onEvent({ kind: 'lost', room: this.#room, gap });
   }

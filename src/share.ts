@@ -115,8 +115,9 @@ export class Share {
     return this.#claims.release();
   }
 
-  /** The mailbox was recreated. */
+  /** The mailbox was recreated: of what is kept nobody can tell any more, by its place, whether it was begun. */
   reset(): void {
+    for (const seq of [...this.#kept.keys()]) this.#drop(seq);
     this.#claims.reset();
   }
 

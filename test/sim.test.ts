@@ -1,0 +1,74 @@
+import { describe, expect, test } from 'vitest';
+import { idleDays, mixedYear } from './sim/calm.ts';
+import { FAULTS } from './sim/network.ts';
+import { BUGS, type Bug, PROFILES } from './sim/plan.ts';
+import { describeFailure, range, runSeeds } from './sim/run.ts';
+import { simulate } from './sim/world.ts';
+
+// A slice of `npm run sim`, whose seeds go on.
+
+const SEEDS = Number(process.env['SIM_SEEDS'] ?? 16);
+
+describe.each(PROFILES)('%s', (profile) => {
+  test(`${SEEDS} worlds of faults, crashes and strangers: nothing is silent, nothing runs twice`, async () => {
+    const { runs, failures, counts } = await runSeeds(range(1, 1 + SEEDS), profile);
+    expect(failures.map(describeFailure)).toEqual([]);
+    expect(runs).toBe(SEEDS);
+    // Not vacuous.
+    for (const fault of [...FAULTS, 'crash', 'answered', 'batch', 'claims', 'event retry', 'forge', 'replay']) {
+      expect([fault, counts[fault] ?? 0]).toEqual([fault, expect.toSatisfy((n: number) => n > 0)]);
+    }
+  }, 600_000);
+
+  test('one seed is one story, told the same each time', async () => {
+    const [a, b] = [await simulate({ seed: 7, profile }), await simulate({ seed: 7, profile })];
+    expect(b.hash).toBe(a.hash);
+    expect(b.counts).toEqual(a.counts);
+    expect((await simulate({ seed: 8, profile })).hash).not.toBe(a.hash);
+  });
+
+  test('a day without a call: some 8,640 parked reads, a note and a line now and then, and the next call is answered', async () => {
+    const { reads, writes, timers, isAnswered } = await idleDays(1, profile);
+    // Those without generations are looked at once a minute without a cursor.
+    expect(reads).toBeGreaterThan(8600);
+    expect(reads).toBeLessThan(profile === 'modern' ? 8700 : 10_200);
+    expect(writes).toBeLessThan(160);
+    expect(timers).toBe(0);
+    expect(isAnswered).toBe(true);
+  });
+});
+
+test.each(Object.keys(BUGS) as Bug[])(
+  'a bug on purpose is noticed: %s',
+  async (bug) => {
+    for (const seed of range(1, 60)) {
+      const { violations } = await simulate({ seed, profile: 'modern', bug });
+      if (!violations.some((violation) => BUGS[bug].test(violation))) continue;
+      // It is the bug that did it.
+      expect((await simulate({ seed, profile: 'modern' })).violations).toEqual([]);
+      return;
+    }
+    expect.unreachable('60 seeds noticed nothing');
+  },
+  600_000,
+);
+
+test.each([
+  ['modern', 365],
+  ['0.7', 73],
+] as const)(
+  'a year of restarts, bursts and holidays: %s, %i days',
+  async (profile, days) => {
+    const { calls, outcomes, lives, ranTwice, wrong, diskChars, stats } = await mixedYear(days, profile);
+    expect(wrong).toEqual([]);
+    expect(ranTwice).toEqual([]);
+    expect(lives).toBeGreaterThan(0.8 * days);
+    expect(calls).toBeGreaterThan(10 * days);
+    // A mailbox reaped while its callers wait is all that goes wrong here.
+    expect(outcomes['right']! / calls).toBeGreaterThan(0.99);
+    expect(diskChars).toBeLessThan(1 << 21);
+    expect(stats).toMatchObject({ parked: 0, timers: 0 });
+    expect(stats.rooms).toBeLessThan(10);
+  },
+  600_000,
+);
