@@ -31,7 +31,7 @@ describe.each(PROFILES)('%s', (profile) => {
     const { reads, writes, timers, isAnswered } = await idleDays(1, profile);
     // Those without generations are looked at once a minute without a cursor.
     expect(reads).toBeGreaterThan(8600);
-    expect(reads).toBeLessThan(profile === 'modern' ? 8700 : 10_200);
+    expect(reads).toBeLessThan(profile === 'modern' ? 9000 : 10_500);
     expect(writes).toBeLessThan(160);
     expect(timers).toBe(0);
     expect(isAnswered).toBe(true);
@@ -41,11 +41,13 @@ describe.each(PROFILES)('%s', (profile) => {
 test.each(Object.keys(BUGS) as Bug[])(
   'a bug on purpose is noticed: %s',
   async (bug) => {
+    // A message that was altered does not fit its signature; services before 0.11 keep none.
+    const profile = bug === 'alters-answers' ? '0.7' : 'modern';
     for (const seed of range(1, 60)) {
-      const { violations } = await simulate({ seed, profile: 'modern', bug });
+      const { violations } = await simulate({ seed, profile, bug });
       if (!violations.some((violation) => BUGS[bug].test(violation))) continue;
       // It is the bug that did it.
-      expect((await simulate({ seed, profile: 'modern' })).violations).toEqual([]);
+      expect((await simulate({ seed, profile })).violations).toEqual([]);
       return;
     }
     expect.unreachable('60 seeds noticed nothing');
