@@ -3,6 +3,7 @@ import { idleDays, mixedYear } from './sim/calm.ts';
 import { FAULTS } from './sim/network.ts';
 import { BUGS, type Bug, PROFILES } from './sim/plan.ts';
 import { describeFailure, range, runSeeds } from './sim/run.ts';
+import { grown, soak } from './sim/soak.ts';
 import { simulate } from './sim/world.ts';
 
 // A slice of `npm run sim`, whose seeds go on.
@@ -74,3 +75,16 @@ test.each([
   },
   600_000,
 );
+
+test('calls by clients that come and go leave nothing behind that grows with them', async () => {
+  const soaked = await soak(1000);
+  expect(soaked.wrong).toEqual([]);
+  expect(soaked.outcomes).toEqual({ right: 1000 });
+  expect(soaked.ranTwice).toBe(0);
+  expect(grown(soaked)).toEqual([]);
+  // Not vacuous: it looked into the server and the inboxes.
+  const held = [...soaked.held[1].keys()].join(' ');
+  for (const name of ['LedgerState.entries', 'Server.#', 'ReplyRooms.#', 'Inbox.#waiting', 'Feed.#listeners']) {
+    expect(held).toContain(name);
+  }
+}, 600_000);

@@ -12,6 +12,7 @@ import { benchParley } from './parley.ts';
 import { benchRelay } from './relay.ts';
 import { benchRpc } from './rpc.ts';
 import { benchSigning } from './signing.ts';
+import { benchSim } from './sim.ts';
 import { benchSize } from './size.ts';
 import { benchStart } from './start.ts';
 
@@ -72,6 +73,7 @@ const benches: Record<string, () => Outcome[] | Promise<Outcome[]>> = {
     return [...outcomes, { number: 7, name: 'real service', skipped: 'TECHNOCORE_URL is not set' }];
   },
   noise: benchNoise,
+  sim: benchSim,
   relay: benchRelay,
   size: benchSize,
   e2e: () => print(benchE2e()),

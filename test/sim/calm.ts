@@ -15,7 +15,7 @@ const HOUR = 60 * MINUTE;
 export const DAY: number = 24 * HOUR;
 
 /** A service on a network where nothing goes wrong, for what takes long. */
-class Calm {
+export class Calm {
   readonly timeline: Timeline = new Timeline();
   readonly service: LocalService;
   readonly random: Random;
@@ -107,22 +107,26 @@ export async function idleDays(days: number, profile: Profile): Promise<Idle> {
   };
 }
 
-/** How many signed calls, one after the other by each of some callers, a second of real time holds. */
-export async function signedCalls(calls: number, callers: number, profile: Profile): Promise<number> {
+/** How many signed calls, so many at a time by each of some callers, a second of real time holds. */
+export async function signedCalls(calls: number, callers: number, atOnce: number, profile: Profile): Promise<number> {
   const free = { readsPerMinute: 1e9, writesPerMinute: 1e9, newRoomsPerDay: 1e9, waitersPerAddress: 1e6, waiters: 1e6 };
   const calm = new Calm(1, profile, free);
   const signer = calm.signer();
   const methods = new Map<string, Handler>([['add', ({ a, b }) => a + b]]);
   const end = await calm.serve('mb-p-busy', signer, { ...calm.program('server'), methods });
   const begun = performance.now();
-  const work = Array.from({ length: callers }, async (_, i) => {
+  let n = 0;
+  const work = Array.from({ length: callers }, (_, i) => {
     const o = { ...calm.program(`caller${i}`), replyTo: `mb-p-caller${i}`, peer: signer.did };
     const key = calm.signer();
-    for (let n = i; n < calls; n += callers) {
-      const sum = await call('mb-p-busy', 'add', { a: n, b: 1 }, key, o);
-      if (sum !== n + 1) throw new Error(`${n} + 1 is not ${sum}`);
-    }
-  });
+    return Array.from({ length: atOnce }, async () => {
+      while (n < calls) {
+        const a = n++;
+        const sum = await call('mb-p-busy', 'add', { a, b: 1 }, key, o);
+        if (sum !== a + 1) throw new Error(`${a} + 1 is not ${sum}`);
+      }
+    });
+  }).flat();
   await calm.run(Promise.all(work));
   const seconds = (performance.now() - begun) / 1000;
   await end();

@@ -1,8 +1,12 @@
 import { fork } from 'node:child_process';
+import { resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
+import { idleDays, mixedYear } from './calm.ts';
+import { killServers } from './kills.ts';
 import type { Bug, Profile } from './plan.ts';
 import { addCounts, describeFailure, EXPECTED, type Report, range, runSeeds } from './run.ts';
+import { grown, soak } from './soak.ts';
 import { simulate } from './world.ts';
 
 const HELP = `npm run sim -- [options]
@@ -13,6 +17,11 @@ const HELP = `npm run sim -- [options]
   --jobs <n>         processes (default 2)
   --seed <n>         one seed, twice, with its transcript
   --bug <name>       with a bug that an invariant has to notice
+
+  --kills <n>        instead: a server killed n times under eight callers, as built
+  --days <n>         instead: n days of a server that nobody calls
+  --year             instead: a year of restarts, bursts and holidays
+  --calls <n>        instead: n calls by clients that come and go, and what is left of them
 `;
 
 const { values } = parseArgs({
@@ -24,6 +33,10 @@ const { values } = parseArgs({
     seed: { type: 'string' },
     bug: { type: 'string' },
     worker: { type: 'string' },
+    kills: { type: 'string' },
+    days: { type: 'string' },
+    year: { type: 'boolean', default: false },
+    calls: { type: 'string' },
     help: { type: 'boolean', default: false },
   },
 });
@@ -81,7 +94,7 @@ async function all(): Promise<boolean> {
         addCounts(counts, report.counts);
       }
     });
-    return new Promise<number>((resolve) => child.on('exit', (code) => resolve(code ?? 1)));
+    return new Promise<number>((ended) => child.on('exit', (code) => ended(code ?? 1)));
   });
   const codes = await Promise.all(exits);
   const seconds = (performance.now() - begun) / 1000;
@@ -97,6 +110,65 @@ async function all(): Promise<boolean> {
   return failures === 0 && missing.length === 0 && codes.every((code) => code === 0);
 }
 
+async function kill(kills: number): Promise<boolean> {
+  const { outcomes, handled, violations } = await killServers(kills, 1, resolve('test/sim/kill-server.mjs'));
+  console.log(`${kills} kills, ${handled} handlers run, calls ended: ${JSON.stringify(outcomes)}`);
+  for (const violation of violations) console.log(violation);
+  return violations.length === 0;
+}
+
+async function idle(days: number): Promise<boolean> {
+  let isGood = true;
+  for (const profile of profiles) {
+    const begun = performance.now();
+    const idled = await idleDays(days, profile);
+    const seconds = (performance.now() - begun) / 1000;
+    console.log(`${profile}: ${days} days in ${seconds.toFixed(1)} s, ${JSON.stringify(idled)}`);
+    isGood &&= idled.isAnswered && idled.timers === 0;
+  }
+  return isGood;
+}
+
+async function year(): Promise<boolean> {
+  let isGood = true;
+  for (const profile of profiles) {
+    const begun = performance.now();
+    const { events: _, stats: __, ...lived } = await mixedYear(365, profile);
+    const seconds = (performance.now() - begun) / 1000;
+    console.log(`${profile}: a year in ${seconds.toFixed(1)} s, ${JSON.stringify(lived)}`);
+    isGood &&= lived.wrong.length === 0 && lived.ranTwice.length === 0;
+  }
+  return isGood;
+}
+
+async function manyCalls(calls: number): Promise<boolean> {
+  const soaked = await soak(calls);
+  const { seconds, outcomes, wrong, ranTwice, heap, held } = soaked;
+  const left = grown(soaked);
+  const [first, last] = heap.map((bytes) => bytes / (1 << 20)) as [number, number];
+  for (const [path, size] of [...held[1]].sort(([, a], [, b]) => b - a)) {
+    if (size > 8) console.log(`  ${path}: ${held[0].get(path) ?? 0}, then ${size}`);
+  }
+  console.log(`${calls} calls in ${seconds.toFixed(0)} s, ended: ${JSON.stringify(outcomes)}, ran twice: ${ranTwice}`);
+  console.log(
+    `heap after a tenth ${first.toFixed(1)} MiB, after all ${last.toFixed(1)} MiB: ${(last / first).toFixed(2)} of it; ${held[1].size} collections, above their bound: ${left.length}`,
+  );
+  for (const one of [...wrong.slice(0, 10), ...left]) console.log(one);
+  return wrong.length === 0 && ranTwice === 0 && left.length === 0;
+}
+
+const number = (value: string | undefined): number | undefined => (value === undefined ? undefined : Number(value));
+const [kills, days, calls, seed] = [values.kills, values.days, values.calls, values.seed].map(number);
+
+/** What is to be done. */
+function run(): Promise<boolean> {
+  if (kills !== undefined) return kill(kills);
+  if (days !== undefined) return idle(days);
+  if (values.year) return year();
+  if (calls !== undefined) return manyCalls(calls);
+  return seed === undefined ? all() : one(seed);
+}
+
 if (values.help) process.stdout.write(HELP);
 else if (values.worker !== undefined) await worker(Number(values.worker));
-else process.exitCode = (await (values.seed === undefined ? all() : one(Number(values.seed)))) ? 0 : 1;
+else process.exitCode = (await run()) ? 0 : 1;
