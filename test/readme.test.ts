@@ -12,9 +12,8 @@ const run = promisify(execFile);
 // Every example of the README is run as it stands, as a program of its own, against an embedded service.
 
 const root = new URL('..', import.meta.url).pathname;
-const blocks = [...(await readFile(join(root, 'README.md'), 'utf8')).matchAll(/```js\n([\s\S]*?)```/g)].map(
-  ([, code]) => code!,
-);
+const readme = await readFile(join(root, 'README.md'), 'utf8');
+const blocks = [...readme.matchAll(/```js\n([\s\S]*?)```/g)].map(([, code]) => code!);
 let service: Listening;
 let folder: string;
 const running = new Set<() => void>();
@@ -53,8 +52,31 @@ function start(name: string, code: string): { stop(): void; done: Promise<string
   return { stop: () => stop(), done };
 }
 
-test('the README has examples', () => {
+test('the README has examples, and they are short', () => {
   expect(blocks.length).toBeGreaterThanOrEqual(5);
+  for (const code of blocks) {
+    const lines = code.split('\n').filter((line) => line.trim() !== '' && !line.startsWith('import '));
+    expect([code, lines.length <= 12]).toEqual([code, true]);
+  }
+});
+
+const commands = [...readme.matchAll(/^npx technocore-rpc ([^#\n]*)/gm)].map(([, line]) => line!.trim());
+
+test('rooms that are shared with everybody have names that nobody else takes', () => {
+  const names = [...blocks, ...commands].join('\n').matchAll(/(?<=['" ])(?:mb-p-|mb-|p-)[a-z0-9-]+(?=['" \n])/g);
+  for (const [name] of names) expect(name).toMatch(/-[0-9a-f]{4,}$/);
+});
+
+test('every command line is one that there is', async () => {
+  expect(commands.length).toBeGreaterThan(8);
+  for (const line of commands) {
+    // As it stands, with all its flags, but asked for its help.
+    const own = line.split(' -- ')[0]!;
+    const command = `"${process.execPath}" "${join(root, 'dist', 'cli.js')}" ${own} --help`;
+    const { stdout } = await run('sh', ['-c', command], { cwd: folder });
+    const verb = /^[a-z]+(?: (?:open|join|serve|connect)\b)?/.exec(own)![0];
+    expect(stdout).toMatch(new RegExp(`^Usage: technocore-rpc ${verb} `));
+  }
 });
 
 /** Mailboxes that one example serves and the next one calls, and what that prints. */
