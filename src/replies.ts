@@ -49,9 +49,17 @@ const LOOK_MS = 15_000;
 /** Looks a day into rooms in which the key that names them never wrote. */
 const LOOKS_PER_KEY = 60;
 
-/** Counts per key and day. */
-class Daily {
+/** @internal Counts per key and day. */
+export class Daily {
   readonly #counts = new Map<string, { day: number; count: number }>();
+  readonly #forgets: boolean;
+  readonly #max: number;
+
+  /** @param forgets what happens when there are too many: the oldest is counted anew, or nothing new is allowed today */
+  constructor(forgets: boolean, max: number = MAX_KNOWN) {
+    this.#forgets = forgets;
+    this.#max = max;
+  }
 
   /** Takes back what was counted last. */
   give(key: string): void {
@@ -64,9 +72,15 @@ class Daily {
     const day = Math.floor(now / DAY_MS);
     const entry = this.#counts.get(key);
     const count = entry?.day === day ? entry.count : 0;
-    if (count >= limit) return false;
-    remember(this.#counts, key, { day, count: count + 1 });
+    if (count >= limit || (!entry && !this.#forgets && !this.#hasRoom(day))) return false;
+    remember(this.#counts, key, { day, count: count + 1 }, this.#max);
     return true;
+  }
+
+  #hasRoom(day: number): boolean {
+    if (this.#counts.size < this.#max) return true;
+    for (const [key, entry] of this.#counts) if (entry.day !== day) this.#counts.delete(key);
+    return this.#counts.size < this.#max;
   }
 }
 
@@ -78,10 +92,10 @@ export class ReplyRooms {
   readonly #last = new Map<string, string>();
   readonly #named = new Map<string, { room: string | undefined; until: number }>();
   readonly #proved = new Map<string, number>();
-  readonly #unproved = new Daily();
-  readonly #ofKey = new Daily();
-  readonly #created = new Daily();
-  readonly #looked = new Daily();
+  readonly #unproved = new Daily(false);
+  readonly #ofKey = new Daily(false);
+  readonly #created = new Daily(false);
+  readonly #looked = new Daily(true);
   /** Looks of one key, one after the other. */
   readonly #lanes = new Lanes();
   /** Looks of all keys. */

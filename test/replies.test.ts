@@ -2,7 +2,7 @@ import { describe, expect, test } from 'vitest';
 import { publishIdentity } from '../src/identity.ts';
 import { identityNote } from '../src/names.ts';
 import { setNote } from '../src/notes.ts';
-import { type ReplyLimits, ReplyRooms, remember } from '../src/replies.ts';
+import { Daily, type ReplyLimits, ReplyRooms, remember } from '../src/replies.ts';
 import { faulty, PROFILES, type Profile, signer, world } from './support.ts';
 
 const alice = signer(1);
@@ -145,4 +145,17 @@ test('a bounded map lets go of what was set first, and setting again renews', ()
   const map = new Map<number, number>();
   for (const key of [1, 2, 3, 1, 4]) remember(map, key, key, 3);
   expect([...map.keys()]).toEqual([3, 1, 4]);
+});
+
+test('what was counted today stays counted, however many others come', () => {
+  const daily = new Daily(false, 3);
+  const noon = 20_000.5 * 86_400_000;
+  for (const name of ['victim', 'a', 'b']) expect(daily.take(name, 1, noon)).toBe(true);
+  for (const name of ['c', 'd', 'victim']) expect(daily.take(name, 1, noon + 1000)).toBe(false);
+  daily.give('a');
+  expect(daily.take('a', 1, noon + 2000)).toBe(true);
+  for (const name of ['c', 'd', 'victim']) expect(daily.take(name, 1, noon + 86_400_000)).toBe(true);
+  const forgetful = new Daily(true, 2);
+  for (const name of ['a', 'b', 'c', 'a']) expect(forgetful.take(name, 1, noon)).toBe(true);
+  expect(forgetful.take('c', 1, noon)).toBe(false);
 });
