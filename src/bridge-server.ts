@@ -22,7 +22,7 @@ import {
 import { RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import { type Clock, onAbort, type Transport, transportOf } from './http.ts';
-import { checkedMeta, isMcpId, LISTEN_MS, lessOne, SERVER_INFO, SUBSCRIPTION_ID } from './mcp.ts';
+import { checkedMeta, isMcpId, LISTEN_MS, lessOne, MCP_VERSION, SERVER_INFO, SUBSCRIPTION_ID } from './mcp.ts';
 import { LOG_LEVEL, Notices, REQUEST_ID } from './notices.ts';
 import { readsSpilled, type ServeOptions, serve } from './serve.ts';
 import type { Signer } from './signer.ts';
@@ -54,6 +54,8 @@ export interface RoomAuthInfo {
 
 const DEADLINE_MS = 600_000;
 const DRAIN_MS = 10_000;
+/** How long the last answers may take to be written, ms. */
+const WRITE_MS = 5000;
 
 /**
  * A transport for the servers of the official MCP SDK, or for whatever else takes and gives MCP messages: what is written
@@ -105,19 +107,32 @@ export class RoomServerTransport {
   }
 
   /**
+   * Called by a server that is connected to the transport directly, which then serves the revisions that it negotiates
+   * itself: as a rule older ones.
+   */
+  setSupportedProtocolVersions(versions: string[]): void {
+    if (versions.includes(MCP_VERSION)) return;
+    const reason = `a server for ${MCP_VERSION} is connected by serveStdio(() => server, { transport, legacy: 'reject' })`;
+    if (this.#o.onEvent) this.#o.onEvent({ kind: 'warning', reason });
+    else globalThis.console?.warn(`technocore-rpc: ${reason}`);
+  }
+
+  /**
    * Begins to take requests.
    *
    * @throws TechnocoreError `started`: it was before; what {@link serve} throws while it begins
    */
   async start(): Promise<void> {
     if (this.#served) throw new TechnocoreError('started', 'a transport is started once');
-    const { signal, onReady, deadlineMs = DEADLINE_MS, ...o } = this.#o;
+    const { signal, onReady, deadlineMs = DEADLINE_MS, drainMs = DRAIN_MS, ...o } = this.#o;
     const forget = onAbort(signal, () => void this.close());
     let isReady = false;
     await new Promise<void>((resolve, reject) => {
       this.#served = serve(this.#mailbox, this.#signer, {
         ...o,
         deadlineMs,
+        // What is called off then is still to be written.
+        drainMs: drainMs + WRITE_MS,
         layer: () => this.#layer,
         tools: new Map(),
         signal: this.#stop.signal,
@@ -240,8 +255,9 @@ class BridgeLayer implements Layer {
       if (this.#inner.has(keyOf(context, id))) throw new RpcError(INVALID_REQUEST, 'Invalid Request: the id is in use');
       const { _meta, ...params } = isObject(frame['params']) ? (frame['params'] as JsonObject) : {};
       const meta = checkedMeta(method as string, _meta, params);
-      if (this.#isOver) return interrupted(id);
-      if (method === 'subscriptions/listen') this.#makeRoom(context);
+      const isListening = method === 'subscriptions/listen';
+      if (this.#isOver || (this.#isClosing && isListening)) return interrupted(id);
+      if (isListening) this.#makeRoom(context);
       return this.#pass(id, method as string, params, meta, context);
     } catch (error) {
       if (!(error instanceof RpcError)) throw error;

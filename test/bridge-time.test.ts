@@ -1,4 +1,5 @@
 import { Client } from '@modelcontextprotocol/client';
+import { McpServer } from '@modelcontextprotocol/server';
 import { expect, test } from 'vitest';
 import { LOST, RoomClientTransport, RoomServerTransport } from '../src/bridge.ts';
 import { type Channel, mailboxes } from '../src/channel.ts';
@@ -217,6 +218,14 @@ test('a subscription that the server tears down ends with its word, though no an
   await w.run(s.transport.close());
 });
 
+test('a server of the SDK that would serve older revisions is told of', async () => {
+  const w = world();
+  const server = new McpServer({ name: 'x', version: '1' });
+  await w.run(server.connect(new RoomServerTransport(BOX, serverKey, w.o)));
+  expect(w.events).toContainEqual({ kind: 'warning', reason: expect.stringContaining('serveStdio') });
+  await w.run(server.close());
+});
+
 test('what calls into a void learns why', async () => {
   const w = world();
   const c = await asking(w);
@@ -241,6 +250,10 @@ test('a request that is cancelled before it is written never is', async () => {
   await w.until(() => s.got.length === 39);
   await w.run(w.clock.sleep(60_000));
   expect(s.got).toHaveLength(39);
+  // Nor is the server told of what it never heard of.
+  expect(await w.run(w.o.fetch(`${w.o.base}/r/${BOX}?limit=200`).then((reply) => reply.text()))).not.toContain(
+    'notifications/cancelled',
+  );
   await w.run(cancel(0));
   await w.until(() => s.got.length === 40);
   expect(s.got.at(-1)).toMatchObject({ method: 'notifications/cancelled' });
