@@ -218,6 +218,36 @@ test('a subscription that the server tears down ends with its word, though no an
   await w.run(s.transport.close());
 });
 
+test('of a server that does not say whose its log lines are, one request that asked for some gets each', async () => {
+  const w = world();
+  const s = await serving(w);
+  const c = await asking(w);
+  const line = encode({ jsonrpc: '2.0', method: 'notifications/message', params: { level: 'info', data: 'x' } });
+  await c.ask(request(0, 'x/y'));
+  await w.until(() => s.got.length === 1);
+  await w.run(serverKey.say(MINE, line, w.o));
+  await c.ask(request(1, 'x/y', {}, LOGS));
+  await c.ask(request(2, 'x/y', {}, LOGS));
+  await w.until(() => s.got.length === 3);
+  expect(c.got).toEqual([]);
+  await w.run(serverKey.say(MINE, line, w.o));
+  // Only subscriptions are torn down; any other request goes on.
+  const view = await w.run(w.o.fetch(`${w.o.base}/r/${BOX}?format=json`).then((reply) => reply.json()) as Promise<any>);
+  const { id } = JSON.parse(view.messages.find((m: any) => m.text.includes('x/y')).text);
+  const torn = { jsonrpc: '2.0', method: 'notifications/cancelled', params: { requestId: id } };
+  await w.run(serverKey.say(MINE, encode(torn), w.o));
+  await w.run(w.clock.sleep(5000));
+  await s.send({ id: 1, result: { ok: true } });
+  await w.until(() => c.got.length === 2);
+  await w.run(w.clock.sleep(1000));
+  expect(c.got).toEqual([
+    { jsonrpc: '2.0', method: 'notifications/message', params: { level: 'info', data: 'x' } },
+    { jsonrpc: '2.0', id: 0, result: { ok: true } },
+  ]);
+  await w.run(c.transport.close());
+  await w.run(s.transport.close());
+});
+
 test('a server of the SDK that would serve older revisions is told of', async () => {
   const w = world();
   const server = new McpServer({ name: 'x', version: '1' });

@@ -12,6 +12,7 @@ import { randomBytes } from '../src/crypto.ts';
 import { TechnocoreError } from '../src/errors.ts';
 import { decode, encode } from '../src/frames.ts';
 import type { Event } from '../src/http.ts';
+import { publishIdentity } from '../src/identity.ts';
 import { createLocalService, type Listening, type LocalService } from '../src/local.ts';
 import { HttpRelay, Identity, Session } from '../src/parley.ts';
 import { say } from '../src/rooms.ts';
@@ -333,6 +334,19 @@ describe('many', () => {
     expect(seen.cancelled).toEqual(['second']);
     controllers[0]!.abort('first');
     await hanging[0];
+  });
+});
+
+test('a server is found by its key, and no other key answers for it', async () => {
+  const { box, key } = await served();
+  await publishIdentity(key, { mailbox: box as string }, { base: service.url });
+  const { call } = await connected(key.did);
+  expect(await call('add', { a: 1, b: 2 })).toMatchObject({ structuredContent: { sum: 3 } });
+  const nobody = new RoomClientTransport(Signer.generate().did, key, { base: service.url, replyTo: 'mb-p-x' });
+  await nobody.start();
+  const { params } = calling(1, 'mb-p-x', 'add') as any;
+  await expect(nobody.send({ jsonrpc: '2.0', id: 1, method: 'tools/call', params })).rejects.toMatchObject({
+    code: 'no_mailbox',
   });
 });
 
