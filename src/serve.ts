@@ -245,7 +245,11 @@ class Server implements Listener {
     this.#ended = reject;
     signal?.throwIfAborted();
     const alone = this.#channel ? () => {} : this.#alone();
-    const onAbort = (): void => resolve();
+    const onAbort = (): void => {
+      // The next one may begin while this one drains.
+      alone();
+      resolve();
+    };
     signal?.addEventListener('abort', onAbort);
     let leave: (() => void) | undefined;
     const over = new AbortController();
@@ -276,7 +280,9 @@ class Server implements Listener {
    */
   #alone(): () => void {
     const serving = sharedOf(this.#t, SERVING, () => new Map<string, { servers: number; isShared: boolean }>());
-    const others = serving.get(this.#room);
+    // Of another key's server the callers are told by its answers.
+    const name = `${this.#room} ${this.#signer.did}`;
+    const others = serving.get(name);
     const isShared = this.#share !== undefined;
     if (others && !(isShared && others.isShared)) {
       throw new TechnocoreError(
@@ -286,9 +292,12 @@ class Server implements Listener {
     }
     const all = others ?? { servers: 0, isShared };
     all.servers++;
-    serving.set(this.#room, all);
+    serving.set(name, all);
+    let isOver = false;
     return () => {
-      if (--all.servers === 0) serving.delete(this.#room);
+      if (isOver) return;
+      isOver = true;
+      if (--all.servers === 0) serving.delete(name);
     };
   }
 
@@ -877,7 +886,7 @@ const MAX_TASKS = 16_384;
 /** Members of one batch that are no requests, and are told so. */
 const MAX_INVALID = 64;
 
-/** Mailboxes that are served through a transport. */
+/** Mailboxes that are served through a transport, and by which key. */
 const SERVING = {};
 
 /** How long a handler may take, unless told otherwise, ms. */

@@ -81,9 +81,10 @@ describe('twice', () => {
     const w = world();
     const server = await start(w);
     await expect(w.run(serve(BOX, bob, w.o))).rejects.toMatchObject({ code: 'already_served' });
-    await expect(w.run(serve(BOX, alice, { ...w.o, claim: true }))).rejects.toMatchObject({ code: 'already_served' });
-    await server.stop();
+    await expect(w.run(serve(BOX, bob, { ...w.o, claim: true }))).rejects.toMatchObject({ code: 'already_served' });
+    const ending = server.stop();
     await (await start(w)).stop();
+    await ending;
   });
 
   test('those that share it by claims may be many', async () => {
