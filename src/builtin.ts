@@ -22,6 +22,7 @@ import { Joint, sharedOf, type Transport, transportOf } from './http.ts';
 import { defineTool, mcpLayer, toolsChanged } from './mcp.ts';
 import { explain, type Message } from './messages.ts';
 import { verify } from './names.ts';
+import { Lanes } from './nonces.ts';
 import { type ServeOptions, serve as serveBare } from './serve.ts';
 import { ask } from './service.ts';
 import type { Signer } from './signer.ts';
@@ -101,19 +102,17 @@ async function readListing(t: Transport, limit: number, signal: AbortSignal): Pr
  *
  * @param params `{ did, sig, canonical }`, or `{ room, message }` with a message as a room shows it
  */
-async function verifySignature(params: unknown): Promise<{ valid: boolean; reason?: string }> {
+function verified(params: unknown): { valid: boolean; reason?: string } {
   if (!isObject(params)) throw badParams('params are { did, sig, canonical } or { room, message }');
   const { room, message, did, sig, canonical } = params;
   let reason: string | undefined;
   if (typeof room === 'string' && isObject(message)) {
     const { nonce } = message;
-    await breath();
     reason = explain(room, {
       ...message,
       ...(typeof nonce === 'number' && { nonce: String(nonce) }),
     } as unknown as Message);
   } else if (typeof did === 'string' && typeof sig === 'string' && typeof canonical === 'string') {
-    await breath();
     if (verify(did, sig, canonical)) return { valid: true };
     const [, of, nonce, text] = /^([^|]*)\|(\d{1,19})\|([\s\S]*)$/.exec(canonical) ?? [];
     reason =
@@ -125,8 +124,17 @@ async function verifySignature(params: unknown): Promise<{ valid: boolean; reaso
   return reason === undefined ? { valid: true } : { valid: false, reason };
 }
 
-/** Lets everything else that waits go first: a batch of these would hold the whole program for seconds. */
-const breath = (): Promise<void> => new Promise(nextTurn);
+const VERIFYING = {};
+
+/** One after the other, and whatever else waits goes first: a batch of these would hold a whole server for seconds. */
+async function verifySignature(params: unknown, context?: CallContext): Promise<{ valid: boolean; reason?: string }> {
+  if (!context?.service) return verified(params);
+  const t = transportOf(context.service);
+  return sharedOf(t, VERIFYING, () => new Lanes()).run('', async () => {
+    await new Promise<void>(nextTurn);
+    return verified(params);
+  });
+}
 
 /** The methods that are served when none are named. */
 export const methods: Map<string, Handler> = new Map<string, Handler>([

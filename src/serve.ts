@@ -98,7 +98,8 @@ export interface ServeOptions
    * Whether other servers, on other machines, with the same seed, read the same mailbox and share its callers. When one
    * dies, the others take over within the lease, by default a minute: what it may have begun, and did not answer, is
    * reported interrupted, or run again where that does no harm. Costs each server three writes and reads a minute, a tenth of
-   * the write budget of its address, and twelve reads a minute while it waits for a share.
+   * the write budget of its address, and twelve reads a minute while it waits for a share. Each keeps a ledger of its own:
+   * what one took, before the mailbox was lost and made anew, another would take once more if a stranger sends it on.
    */
   claim?: boolean | { leaseMs?: number };
   /**

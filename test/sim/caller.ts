@@ -1,5 +1,5 @@
 import { call, notify } from '../../src/call.ts';
-import { RpcError } from '../../src/errors.ts';
+import { type HttpError, RpcError } from '../../src/errors.ts';
 import { publishIdentity } from '../../src/identity.ts';
 import type { Signer } from '../../src/signer.ts';
 import { answerOf, BIG, type Callee } from './callee.ts';
@@ -188,7 +188,8 @@ export class Caller extends Program {
       if (![1001, 1002, 1003].includes(number)) {
         world.invariants.violate(`question ${n} got the error ${number} ${message}`);
       }
-    } else if (!ERRORS.has(code) && !(byDid && code === 'bad_name')) {
+    } else if (code === 'http' && (cause as HttpError).status === 408) code = 'http 408';
+    else if (!ERRORS.has(code) && !(byDid && code === 'bad_name')) {
       world.invariants.violate(`question ${n} got an error of code ${code}: ${cause}`);
     }
     if (final && !world.isExempt(this)) world.invariants.violate(`question ${n} was asked in peace and got ${cause}`);

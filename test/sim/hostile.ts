@@ -95,7 +95,7 @@ export class Hostile {
       this.#count('replay');
       for (let i = 0; i < 10 && network.captured.length > 0; i++) {
         const path = random.pick(network.captured);
-        for (const [, n] of path.matchAll(/%22n%22%3A(\d+)/g)) this.replayed.add(Number(n));
+        for (const [, n] of path.matchAll(/%22(?:n%22%3A|params%22%3A%5B)(\d+)/g)) this.replayed.add(Number(n));
         await this.#fetch(path);
       }
       return;
