@@ -333,6 +333,8 @@ export class HostSide {
     if (typeof uri !== 'string') throw badParams('uri must be a string');
     if (this.#followed.size >= MAX_FOLLOWED) throw badParams(`No more than ${MAX_FOLLOWED} resources can be followed`);
     this.#followed.add(uri);
+    // Who asks for this is ready, said or not.
+    this.#session!.isReady = true;
     this.#listen([{ hostId, uri }]);
   }
 
@@ -402,12 +404,13 @@ export class HostSide {
   }
 
   /** A subscription has ended, and was not the one to end by us. */
-  #lost(id: string): void {
+  #lost(id: string, error?: unknown): void {
     const listening = this.#listening.get(id);
     this.#listening.delete(id);
     for (const { hostId, uri } of listening?.waiting ?? []) {
       this.#followed.delete(uri);
-      this.#o.toHost(rpcError(hostId, INTERNAL_ERROR, 'The server does not tell of changes'));
+      const { code, message } = carriedError(error ?? { message: 'The server does not tell of changes' });
+      this.#o.toHost(rpcError(hostId, code, message));
     }
     if (this.#current !== id) return;
     this.#current = undefined;
@@ -462,7 +465,7 @@ export class HostSide {
       } catch (cause) {
         this.#refuse(pending.hostId, cause);
       }
-    } else if (typeof id === 'string' && this.#listening.has(id)) this.#lost(id);
+    } else if (typeof id === 'string' && this.#listening.has(id)) this.#lost(id, frame['error']);
     else if (typeof id !== 'string' || !id.startsWith(OURS)) {
       const { error } = frame;
       const isDenied = isObject(error) && error['code'] === DENIED;

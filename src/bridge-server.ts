@@ -56,6 +56,8 @@ const DEADLINE_MS = 600_000;
 const DRAIN_MS = 10_000;
 /** How long the last answers may take to be written, ms. */
 const WRITE_MS = 5000;
+/** Subscriptions of one key that was let in by name: it may stand for many clients. */
+const KNOWN_LISTENERS = 64;
 
 /**
  * A transport for the servers of the official MCP SDK, or for whatever else takes and gives MCP messages: what is written
@@ -103,7 +105,11 @@ export class RoomServerTransport {
       if (!this.onmessage) throw new TechnocoreError('no_server', 'nobody listens to this transport');
       this.onmessage(message, extra);
     };
-    this.#layer = new BridgeLayer(transportOf(o), deliver, { drainMs, spills: readsSpilled(o) });
+    this.#layer = new BridgeLayer(transportOf(o), deliver, {
+      drainMs,
+      spills: readsSpilled(o),
+      perKey: o.allow ? KNOWN_LISTENERS : undefined,
+    });
   }
 
   /**
@@ -193,12 +199,19 @@ interface Pending {
 
 type Deliver = (message: JsonObject, extra: { authInfo: RoomAuthInfo }) => void;
 
+interface LayerOptions {
+  readonly drainMs: number;
+  readonly spills: boolean;
+  /** Subscriptions that one key may have; undefined: as few as a stranger's. */
+  readonly perKey: number | undefined;
+}
+
 /** All of MCP as one server behind it answers. */
 class BridgeLayer implements Layer {
   readonly #t: Transport;
   readonly #clock: Clock;
   readonly #deliver: Deliver;
-  readonly #o: { drainMs: number; spills: boolean };
+  readonly #o: LayerOptions;
   /** By the id that the server knows. */
   readonly #pending = new Map<number, Pending>();
   /** The same by caller and the caller's id. */
@@ -210,7 +223,7 @@ class BridgeLayer implements Layer {
   readonly #drained = new AbortController();
 
   /** @param o how long closing may take; whether long requests are read */
-  constructor(t: Transport, deliver: Deliver, o: { drainMs: number; spills: boolean }) {
+  constructor(t: Transport, deliver: Deliver, o: LayerOptions) {
     this.#t = t;
     this.#clock = t.clock;
     this.#deliver = deliver;
@@ -325,7 +338,7 @@ class BridgeLayer implements Layer {
     const listening = [...this.#pending]
       .filter(([, one]) => one.isListening)
       .map(([id, one]) => ({ id, one, from: one.from, rank: one.context.rank ?? Number.POSITIVE_INFINITY }));
-    const given = lessOne(listening, { from, rank });
+    const given = lessOne(listening, { from, rank }, this.#o.perKey);
     if (given) this.#endListening(given.id, given.one);
   }
 

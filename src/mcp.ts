@@ -145,13 +145,18 @@ interface Listener extends Pending, Holder {
 /**
  * Which of the subscriptions ends for a new one, if any has to.
  *
+ * @param perKey how many one key may have
  * @throws RpcError its key has enough, or there are no more
  */
-export function lessOne<T extends Holder>(listening: readonly T[], newcomer: Holder): T | undefined {
+export function lessOne<T extends Holder>(
+  listening: readonly T[],
+  newcomer: Holder,
+  perKey: number = MAX_LISTENERS_PER_KEY,
+): T | undefined {
   const mine = listening.filter(({ from }) => from === newcomer.from).length;
   const isFull = listening.length >= MAX_LISTENERS;
   const given = isFull ? givesWay(listening, newcomer) : undefined;
-  if (mine >= MAX_LISTENERS_PER_KEY || (isFull && !given)) throw new RpcError(INTERNAL_ERROR, 'Too many subscriptions');
+  if (mine >= perKey || (isFull && !given)) throw new RpcError(INTERNAL_ERROR, 'Too many subscriptions');
   return given;
 }
 

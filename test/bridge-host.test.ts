@@ -367,7 +367,13 @@ test('a subscription that nobody takes is refused to those who wait for it', () 
   initialize();
   host({ id: 5, method: 'resources/subscribe', params: { uri: 'a:b' } });
   room({ id: sent().id, error: { code: -32601, message: 'no such method' } });
-  expect(got()).toMatchObject({ id: 5, error: { code: -32603 } });
+  expect(got()).toEqual({ jsonrpc: '2.0', id: 5, error: { code: -32601, message: 'no such method' } });
+  // And to one that never said that it is ready.
+  host({ id: 6, method: 'initialize', params: { protocolVersion: '2025-11-25', capabilities: {} } });
+  discovered();
+  host({ id: 7, method: 'resources/subscribe', params: { uri: 'a:b' } });
+  acknowledge(sent().id, ['a:b']);
+  expect(got()).toEqual({ jsonrpc: '2.0', id: 7, result: {} });
   side.close();
 });
 

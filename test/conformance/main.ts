@@ -1,7 +1,8 @@
 /**
  * The official MCP conformance suite, through real rooms: its HTTP client talks to the bridge, the bridge to a mailbox of a
- * service in memory, and a server reads that mailbox: one of the official SDK, then our own tools. Then our client at one
- * end of a room, and the suite's test servers behind the other.
+ * service in memory, and a server reads that mailbox: one of the official SDK, then our own tools, then a process that knows
+ * only the handshake, whose callers begin with one too, or not. Then our client at one end of a room, and the suite's test
+ * servers behind the other.
  *
  * `npm run conformance [scenario …]`. Exit status 1: something failed that is not in `expected-failures.json`, or did not
  * fail that is.
@@ -13,6 +14,7 @@ import { parseArgs } from 'node:util';
 import { serveStdio } from '@modelcontextprotocol/server/stdio';
 import { RoomClientTransport, RoomServerTransport } from '../../src/bridge.ts';
 import { HttpBridge } from '../../src/bridge-http.ts';
+import { bridgeServer } from '../../src/bridge-stdio.ts';
 import { createLocalService } from '../../src/local.ts';
 import { Signer, serve } from '../../src/technocore-rpc.ts';
 import { officialServer } from './official.ts';
@@ -21,6 +23,8 @@ import { ourTools } from './ours.ts';
 /** The suite, and the version of Node that it needs: no dependencies of the package. */
 const NEEDED = { '@modelcontextprotocol/conformance': '0.2.0-alpha.12', node: '22.23.3' };
 const REVISION = '2026-07-28';
+/** The last one that begins with a handshake. */
+const OLDER = '2025-11-25';
 const CACHE = 'node_modules/.cache/conformance';
 const NODE = `${CACHE}/node_modules/.bin/node`;
 const SUITE = `${CACHE}/node_modules/@modelcontextprotocol/conformance/dist/index.js`;
@@ -62,7 +66,7 @@ const CLIENT_SCENARIOS = [
 
 const HELP = `npm run conformance -- [options] [scenario …]
 
-  --side <name>   "official server", "our tools" or "our client" (default: all three)
+  --side <name>   "official server", "our tools", "older server", "older host and server" or "our client" (default: all)
   --verbose       what the suite prints
 `;
 const { values, positionals: only } = parseArgs({
@@ -150,19 +154,30 @@ function ours(mailbox: string, o: { base: string; fetch: typeof fetch }): () => 
   };
 }
 
-async function serverSide(start: typeof official, scenarios: string[] | undefined): Promise<Outcomes> {
+function older(mailbox: string, o: { base: string; fetch: typeof fetch }): () => Promise<void> {
+  const transport = new RoomServerTransport(mailbox, Signer.generate(), { ...o, allow: () => true, drainMs: 100 });
+  const bridged = bridgeServer(transport, [process.execPath, 'node_modules/.cache/conformance-run/older.mjs']);
+  return async () => (await bridged).close();
+}
+
+async function serverSide(
+  start: typeof official,
+  scenarios: string[] | undefined,
+  revision: string = REVISION,
+): Promise<Outcomes> {
+  const scored = requiredOfServers(revision);
   const { url, close } = await served(start);
   try {
     const all = only.length > 0 ? only : undefined;
     const outcomes = new Map<string, string[]>();
     if (all) {
       for (const scenario of all.filter((name) => !scenarios || scenarios.includes(name))) {
-        const args = ['server', '--url', url, '--scenario', scenario, '--spec-version', REVISION];
+        const args = ['server', '--url', url, '--scenario', scenario, '--spec-version', revision];
         for (const [name, failed] of await run(args)) outcomes.set(name, failed);
       }
       return outcomes;
     }
-    for (const [name, failed] of await run(['server', '--url', url, '--requirements', REVISION])) {
+    for (const [name, failed] of await run(['server', '--url', url, '--requirements', revision])) {
       if (scored.includes(name) && (!scenarios || scenarios.includes(name))) outcomes.set(name, failed);
     }
     // Its time windows are under a second: on a busy machine it is fair to try it by itself.
@@ -188,8 +203,8 @@ async function clientSide(): Promise<Outcomes> {
 }
 
 /** The scenarios that the revision requires of a server, as the suite froze them. */
-function requiredOfServers(): string[] {
-  const text = readFileSync(SUITE.replace('dist/index.js', `requirements/${REVISION}.yaml`), 'utf8');
+function requiredOfServers(revision: string): string[] {
+  const text = readFileSync(SUITE.replace('dist/index.js', `requirements/${revision}.yaml`), 'utf8');
   const [, list = ''] = /^server:\n((?: {2}- .*\n)+)/m.exec(text) ?? [];
   return [...list.matchAll(/- (\S+)/g)].map(([, name]) => name!);
 }
@@ -199,11 +214,15 @@ if (values.help) {
   process.exit();
 }
 install();
-const scored = requiredOfServers();
 const expected: Record<string, string[]> = JSON.parse(readFileSync('test/conformance/expected-failures.json', 'utf8'));
 const sides: Record<string, { scenarios: string[]; run: () => Promise<Outcomes> }> = {
-  'official server': { scenarios: scored, run: () => serverSide(official, undefined) },
+  'official server': { scenarios: requiredOfServers(REVISION), run: () => serverSide(official, undefined) },
   'our tools': { scenarios: TOOL_SCENARIOS, run: () => serverSide(ours, TOOL_SCENARIOS) },
+  'older server': { scenarios: requiredOfServers(REVISION), run: () => serverSide(older, undefined) },
+  'older host and server': {
+    scenarios: requiredOfServers(OLDER),
+    run: () => serverSide(older, undefined, OLDER),
+  },
   'our client': { scenarios: CLIENT_SCENARIOS, run: clientSide },
 };
 let isGood = true;
