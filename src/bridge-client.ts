@@ -290,13 +290,14 @@ export class RoomClientTransport {
   }
 
   readonly #next = (): void => {
-    const frame = this.#inbound.shift()!;
-    if (this.#inbound.length > 0) nextTurn(this.#next);
-    if (this.#state === 'closed') return;
+    const frame = this.#inbound[0]!;
     try {
-      this.onmessage?.(frame);
+      if (this.#state !== 'closed') this.onmessage?.(frame);
     } catch (cause) {
       this.#t.onEvent({ kind: 'handler-error', method: frame['method'], error: cause });
     }
+    // Whatever the client puts off until its next turn comes before the next message.
+    this.#inbound.shift();
+    if (this.#inbound.length > 0) nextTurn(this.#next);
   };
 }

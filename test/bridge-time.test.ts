@@ -170,6 +170,78 @@ test('a flood of progress is thinned out, its latest kept', async () => {
   await w.run(s.transport.close());
 });
 
+test('of a flood of log lines it is said how many are left out', async () => {
+  const w = world();
+  const s = await serving(w);
+  const c = await asking(w);
+  await c.ask(request(0, 'x/y', {}, LOGS));
+  await w.until(() => s.got.length === 1);
+  for (let i = 0; i < 30; i++) await s.send({ method: 'notifications/message', params: { level: 'info', data: i } }, 1);
+  await s.send({ id: 1, result: {} });
+  await w.until(() => c.got.some((frame) => frame.result));
+  expect(c.got.map(({ params }) => params?.data)).toEqual([
+    ...[...Array(10).keys()],
+    '20 more log lines are left out',
+    undefined,
+  ]);
+  await w.run(s.transport.close());
+});
+
+test('a client gets one message a turn, however many are read at once', async () => {
+  const w = world();
+  const s = await serving(w);
+  const fetch = faulty(w.o.fetch, async (url) => {
+    if (url.includes(`/r/${MINE}?`) && url.includes('wait=')) await w.clock.sleep(300);
+    return undefined;
+  });
+  const transport = new RoomClientTransport(BOX, clientKey, { ...w.o, fetch, replyTo: MINE });
+  const turns: number[] = [];
+  let turn = 0;
+  transport.onmessage = () => {
+    turns.push(turn);
+    setImmediate(() => turn++);
+  };
+  await transport.start();
+  await w.run(transport.send(request(0, 'x/y', {}, { progressToken: 0 })));
+  await w.until(() => s.got.length === 1);
+  await s.send({ method: 'notifications/progress', params: { progressToken: 1, progress: 1 } });
+  await s.send({ method: 'notifications/progress', params: { progressToken: 1, progress: 2 } });
+  await s.send({ id: 1, result: {} });
+  await w.until(() => turns.length === 3);
+  expect(turns).toEqual([0, 1, 2]);
+  await w.run(transport.close());
+  await w.run(s.transport.close());
+});
+
+test('an id is one request’s until that is answered', async () => {
+  const w = world();
+  const s = await serving(w);
+  const c = await asking(w);
+  await c.ask(request(0, 'x/y'));
+  await expect(c.ask(request(0, 'x/y'))).rejects.toMatchObject({ code: 'duplicate_id' });
+  await c.ask(request('0', 'x/y'));
+  await w.until(() => s.got.length === 2);
+  await s.send({ id: 1, result: {} });
+  await w.until(() => c.got.length === 1);
+  await c.ask(request(0, 'x/y'));
+  await w.until(() => s.got.length === 3);
+  await w.run(c.transport.close());
+  await w.run(s.transport.close());
+});
+
+test('at the end, what had not even begun is interrupted as well', async () => {
+  const w = world();
+  const s = await serving(w, { concurrency: 1, drainMs: 100 });
+  const c = await asking(w);
+  for (const id of [0, 1, 2]) await c.ask(request(id, 'x/y'));
+  await w.until(() => s.got.length === 1);
+  await w.clock.advance(500);
+  await w.run(s.transport.close());
+  await w.until(() => c.got.length === 3);
+  expect(c.got.map(({ error }) => error.code)).toEqual([1001, 1001, 1001]);
+  expect(s.got.map(({ method }) => method)).toEqual(['x/y', 'notifications/cancelled']);
+});
+
 test('a request that the server does not answer ends by its deadline, and the server is told', async () => {
   const w = world();
   const s = await serving(w, { deadlineMs: 20_000 });
