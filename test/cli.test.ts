@@ -263,6 +263,20 @@ describe('calls', () => {
     expect([nowhere.code, nowhere.out]).toEqual([4, '']);
   });
 
+  // What the test needs of a terminal, Debian has from the start; elsewhere its options differ.
+  test.skipIf(!existsSync('/usr/bin/script'))('on a terminal, and nowhere else, waiting shows', async () => {
+    const args = ['call', 'mb-p-nobody-5e', 'm', '--timeout', '3'];
+    const command = [process.execPath, CLI, ...args].map((word) => `'${word}'`).join(' ');
+    const env = { ...process.env, ...caller.env, TECHNOCORE_URL: service.url, HOME: home };
+    const terminal = spawn('script', ['-qec', command, '/dev/null'], { env, stdio: ['ignore', 'pipe', 'inherit'] });
+    let seen = '';
+    terminal.stdout.on('data', (part) => (seen += part));
+    await new Promise((resolve) => terminal.once('close', resolve));
+    expect(seen).toMatch(/waiting for mb-p-nobody-5e … \d+ s/);
+    const { err } = await ask(...args);
+    expect(err).toMatch(/^call_timeout: /);
+  });
+
   test('Ctrl-C ends a call that waits', async () => {
     const { run, child, done } = start(['call', mailbox, 'slow', '{}'], { env: caller.env });
     await until(() => begun() === 1 || run.code !== null);
