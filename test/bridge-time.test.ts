@@ -66,7 +66,7 @@ async function heard(w: World, key = clientKey): Promise<{ frames: any[]; channe
 
 test('who calls, and nothing of the room, reaches the server; its answer goes under the caller’s id', async () => {
   const w = world();
-  const s = await serving(w);
+  const s = await serving(w, { allow: () => true });
   const { frames, channel } = await heard(w);
   const sent: any = request('a', 'tools/call', { name: 'x' }, { progressToken: 'mine', traceparent: '00-1' });
   sent.params._meta['chat.technocore/reply'] = MINE;
@@ -97,6 +97,10 @@ test('who calls, and nothing of the room, reaches the server; its answer goes un
     },
     { jsonrpc: '2.0', id: 'a', result: { resultType: 'complete', ok: true } },
   ]);
+  // Much later, when the answer is forgotten, the id may stand for another request.
+  for (let minute = 0; minute < 11; minute++) await w.clock.advance(60_000);
+  await w.run(channel.send(encode(sent)));
+  await w.until(() => s.got.length === 2);
   await w.run(s.transport.close());
 });
 
