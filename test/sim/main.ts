@@ -15,6 +15,7 @@ const HELP = `npm run sim -- [options]
   --from <n>         the first of them (default 1)
   --profile <name>   modern, 0.7 or both (default)
   --jobs <n>         processes (default 2)
+  --minutes <n>      begin no more worlds after that
   --seed <n>         one seed, twice, with its transcript
   --bug <name>       with a bug that an invariant has to notice
 
@@ -30,6 +31,7 @@ const { values } = parseArgs({
     from: { type: 'string', default: '1' },
     profile: { type: 'string', default: 'both' },
     jobs: { type: 'string', default: '2' },
+    minutes: { type: 'string', default: 'Infinity' },
     seed: { type: 'string' },
     bug: { type: 'string' },
     worker: { type: 'string' },
@@ -58,11 +60,24 @@ async function one(seed: number): Promise<boolean> {
   return isGood;
 }
 
+/** The seeds of one process, until the time is up. */
+function* seedsOf(part: number): Generator<number> {
+  const [from, seeds, jobs, minutes] = [values.from, values.seeds, values.jobs, values.minutes].map(Number) as [
+    number,
+    number,
+    number,
+    number,
+  ];
+  for (const seed of range(from + part, from + seeds, jobs)) {
+    if (performance.now() > minutes * 60_000) return;
+    yield seed;
+  }
+}
+
 async function worker(part: number): Promise<void> {
-  const [from, seeds, jobs] = [Number(values.from), Number(values.seeds), Number(values.jobs)];
   for (const profile of profiles) {
     let pending = 0;
-    const report = await runSeeds(range(from + part, from + seeds, jobs), profile, {
+    const report = await runSeeds(seedsOf(part), profile, {
       ...bug,
       onRun: (outcome) => {
         pending++;
@@ -86,7 +101,7 @@ async function all(): Promise<boolean> {
     const child = fork(fileURLToPath(import.meta.url), [...process.argv.slice(2), '--worker', String(part)]);
     child.on('message', (message: any) => {
       if (message.failed) console.log(message.failed);
-      if (message.progress && (done += message.progress) % 1000 === 0) console.log(`… ${done} runs`);
+      if (message.progress && (done += message.progress) % 250 === 0) console.log(`… ${done} runs`);
       if (message.report) {
         const report = message.report as Omit<Report, 'failures'> & { failures: number };
         runs += report.runs;
