@@ -10,6 +10,8 @@
  *
  * @module
  */
+
+import { BUSY } from './answers.ts';
 import {
   ASKING_METHODS,
   carriedError,
@@ -43,7 +45,6 @@ import { isObject, type Json } from './frames.ts';
 import type { Clock, Event } from './http.ts';
 import { MCP_VERSION, PROTOCOL_VERSION, SELF, SERVER_INFO, UNSUPPORTED_VERSION } from './mcp.ts';
 import { LEVELS, LOG_LEVEL, REQUEST_ID } from './notices.ts';
-import { BUSY } from './serve.ts';
 import { CLIENT_CAPABILITIES } from './toolcall.ts';
 
 /** How long a server may think about a question of a revision that it may not know, ms. */

@@ -7,6 +7,8 @@
  *
  * @module
  */
+
+import { BUSY, DENIED } from './answers.ts';
 import { LOST } from './bridge-client.ts';
 import {
   carriedError,
@@ -41,7 +43,6 @@ import type { Clock } from './http.ts';
 import { isMcpId, MCP_VERSION, PROTOCOL_VERSION, SERVER_INFO, SUBSCRIPTION_ID } from './mcp.ts';
 import { CLIENT_INFO } from './mcp-peer.ts';
 import { LEVELS, LOG_LEVEL, REQUEST_ID } from './notices.ts';
-import { BUSY, DENIED } from './serve.ts';
 import { CLIENT_CAPABILITIES } from './toolcall.ts';
 
 /** Most requests of one host that wait for an answer. */

@@ -7,6 +7,8 @@
  *
  * @module
  */
+
+import { DENIED } from './answers.ts';
 import { equalBytes, fromBase64url, toBase64url, toHex, utf8 } from './bytes.ts';
 import { type CallOptions, call } from './call.ts';
 import { hmacSha256, sha256 } from './crypto.ts';
@@ -15,7 +17,7 @@ import { RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import { type Options, transportOf } from './http.ts';
 import { isDid } from './names.ts';
-import { DENIED, serve } from './serve.ts';
+import { serve } from './serve.ts';
 import type { Signer } from './signer.ts';
 
 /** Letters and digits that nobody takes for another one. */

@@ -5,7 +5,7 @@
  * @module
  */
 
-import { packed } from './batch.ts';
+import { BUSY, before, DEADLINE, denied, fitted, interrupted, join, MAX_WRITES, tooLarge } from './answers.ts';
 import { toHex, utf8 } from './bytes.ts';
 import { checkSigner, mayUseId, REPLY_META } from './call.ts';
 import {
@@ -25,15 +25,14 @@ import {
   type DispatcherOptions,
   type Id,
   INTERNAL_ERROR,
-  INTERRUPTED,
   INVALID_REQUEST,
   isId,
   type JsonObject,
   rpcError,
 } from './dispatch.ts';
-import { FrameTooLong, type RingGap, TechnocoreError } from './errors.ts';
+import { type RingGap, TechnocoreError } from './errors.ts';
 import { feedOf } from './feed.ts';
-import { decode, encodeLong, isObject, type Json, MAX_TEXT } from './frames.ts';
+import { decode, encodeLong, isObject, type Json } from './frames.ts';
 import { budgetOf, type Options, sharedOf, type Transport, transportOf } from './http.ts';
 import { type Admission, type Ledger, LedgerState, memoryLedger, type Verdict } from './ledger.ts';
 import { Outbox, sayUnrefused } from './outbox.ts';
@@ -42,17 +41,10 @@ import { type ReplyLimits, ReplyRooms } from './replies.ts';
 import type { CursorStore } from './rooms.ts';
 import { Share, type Standing } from './share.ts';
 import type { Signer } from './signer.ts';
-import { MAX_SPILLED, readSpilled, SPILL_META, Spills, spilledBytes, spilledFrame, writesFor } from './spill.ts';
+import { readSpilled, SPILL_META, Spills, spilledFrame } from './spill.ts';
 import { NEVER, Regulars } from './turns.ts';
 import { isSpilled, LongRequests } from './unspill.ts';
 import { Workers } from './workers.ts';
-
-/** Too much to do; `data.retryAfterMs`. */
-export const BUSY = 1002;
-/** The handler did not end in time. */
-export const DEADLINE = 1003;
-/** The caller is not allowed. */
-export const DENIED = 1004;
 
 /** Options of {@link serve}. */
 export interface ServeOptions
@@ -877,8 +869,6 @@ const MAX_REQUESTS = 128;
 /** How long what waits may take, ms, before requests of newcomers are left, and of others all but a few of each. */
 const MAX_BACKLOG_MS = 300_000;
 const MAX_OVERRUN = 4;
-/** Writes that the answers to one message may take: a spilled one takes up to seventeen. */
-const MAX_WRITES = 32;
 /** Answers of one key that may wait before its refusals are left out. */
 const MAX_REFUSALS = 16;
 /** Messages of one key that wait to be admitted; things of all keys under way. */
@@ -900,19 +890,6 @@ const OVER = new TechnocoreError('over', 'the server has ended');
 /** Verdicts whose answers are kept in the ledger. */
 const KEPT: ReadonlySet<string> = new Set(['new', 'answered', 'interrupted']);
 
-const denied = (id: Id): string => encodeLong(rpcError(id, DENIED, 'Denied'));
-const before = (id: Id, nonce: string): string =>
-  encodeLong(
-    rpcError(
-      id,
-      INTERRUPTED,
-      'Interrupted: signed before this server began, and whether it was done is not known. Signed anew it is taken; nonces are the time in ms',
-      { nonce },
-    ),
-  );
-const interrupted = (id: Id): string =>
-  encodeLong(rpcError(id, INTERRUPTED, 'Interrupted: begun, and whether it was done is not known'));
-
 function metaOf(member: unknown): Record<string, unknown> | undefined {
   const params = isObject(member) ? member['params'] : undefined;
   const meta = isObject(params) ? params['_meta'] : undefined;
@@ -921,45 +898,6 @@ function metaOf(member: unknown): Record<string, unknown> | undefined {
 
 function digestOf({ method, params }: JsonObject): string {
   return toHex(sha256(utf8(encodeLong([method as Json, params ?? null]))).subarray(0, 16));
-}
-
-/** The answer itself, or the error that says how long it would have been. */
-function fitted(text: string, id: Id, spills: boolean, limit: number): string {
-  if (text.length <= limit) return text;
-  if (!spills) return tooLarge(id, text.length, limit);
-  const bytes = spilledBytes(text);
-  return bytes <= MAX_SPILLED ? text : tooLarge(id, bytes, MAX_SPILLED);
-}
-
-function tooLarge(id: Id, chars: number, limit: number): string {
-  const { message } = new FrameTooLong(chars, limit);
-  return encodeLong(rpcError(id, INTERNAL_ERROR, `The answer is too large: ${message}`, { chars, limit }));
-}
-
-/**
- * Answers to a batch go back in as few messages as they fit into, those to a single request as it came: but in no more than
- * one message of a caller may cost us.
- *
- * @param retryAfterMs what those are told for whom there is no message left; their answers are kept for when they ask again
- */
-function join(batch: unknown, texts: string[], retryAfterMs: () => number): string[] {
-  if (!batch) return texts;
-  const messages: string[] = [];
-  const late: string[] = [];
-  let writes = 0;
-  for (const together of packed(texts)) {
-    const text = `[${together.join(',')}]`;
-    writes += Math.max(...together.map(writesFor));
-    if (writes > MAX_WRITES) late.push(...together);
-    else messages.push(text.length <= MAX_TEXT ? text : together[0]!);
-  }
-  if (late.length === 0) return messages;
-  const data = { retryAfterMs: retryAfterMs() };
-  const idOf = (text: string): Id => (JSON.parse(text) as JsonObject)['id'] as Id;
-  const busy = late.map((text) =>
-    encodeLong(rpcError(idOf(text), BUSY, 'Busy: more answers than one message may ask for', data)),
-  );
-  return [...messages, ...packed(busy).map((together) => `[${together.join(',')}]`)];
 }
 
 function deferred(): { promise: Promise<void>; resolve: () => void; reject: (cause: unknown) => void } {

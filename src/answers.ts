@@ -1,0 +1,73 @@
+/**
+ * What a server says for itself: the errors that no handler made, answers that are too large, and how the answers to one
+ * message share as few as they fit into.
+ *
+ * @module
+ */
+import { packed } from './batch.ts';
+import { type Id, INTERNAL_ERROR, INTERRUPTED, type JsonObject, rpcError } from './dispatch.ts';
+import { FrameTooLong } from './errors.ts';
+import { encodeLong, MAX_TEXT } from './frames.ts';
+import { MAX_SPILLED, spilledBytes, writesFor } from './spill.ts';
+
+/** Too much to do; `data.retryAfterMs`. */
+export const BUSY = 1002;
+/** The handler did not end in time. */
+export const DEADLINE = 1003;
+/** The caller is not allowed. */
+export const DENIED = 1004;
+
+/** Writes that the answers to one message may take: a spilled one takes up to seventeen. */
+export const MAX_WRITES = 32;
+
+export const denied = (id: Id): string => encodeLong(rpcError(id, DENIED, 'Denied'));
+export const before = (id: Id, nonce: string): string =>
+  encodeLong(
+    rpcError(
+      id,
+      INTERRUPTED,
+      'Interrupted: signed before this server began, and whether it was done is not known. Signed anew it is taken; nonces are the time in ms',
+      { nonce },
+    ),
+  );
+export const interrupted = (id: Id): string =>
+  encodeLong(rpcError(id, INTERRUPTED, 'Interrupted: begun, and whether it was done is not known'));
+
+/** The answer itself, or the error that says how long it would have been. */
+export function fitted(text: string, id: Id, spills: boolean, limit: number): string {
+  if (text.length <= limit) return text;
+  if (!spills) return tooLarge(id, text.length, limit);
+  const bytes = spilledBytes(text);
+  return bytes <= MAX_SPILLED ? text : tooLarge(id, bytes, MAX_SPILLED);
+}
+
+export function tooLarge(id: Id, chars: number, limit: number): string {
+  const { message } = new FrameTooLong(chars, limit);
+  return encodeLong(rpcError(id, INTERNAL_ERROR, `The answer is too large: ${message}`, { chars, limit }));
+}
+
+/**
+ * Answers to a batch go back in as few messages as they fit into, those to a single request as it came: but in no more than
+ * one message of a caller may cost us.
+ *
+ * @param retryAfterMs what those are told for whom there is no message left; their answers are kept for when they ask again
+ */
+export function join(batch: unknown, texts: string[], retryAfterMs: () => number): string[] {
+  if (!batch) return texts;
+  const messages: string[] = [];
+  const late: string[] = [];
+  let writes = 0;
+  for (const together of packed(texts)) {
+    const text = `[${together.join(',')}]`;
+    writes += Math.max(...together.map(writesFor));
+    if (writes > MAX_WRITES) late.push(...together);
+    else messages.push(text.length <= MAX_TEXT ? text : together[0]!);
+  }
+  if (late.length === 0) return messages;
+  const data = { retryAfterMs: retryAfterMs() };
+  const idOf = (text: string): Id => (JSON.parse(text) as JsonObject)['id'] as Id;
+  const busy = late.map((text) =>
+    encodeLong(rpcError(idOf(text), BUSY, 'Busy: more answers than one message may ask for', data)),
+  );
+  return [...messages, ...packed(busy).map((together) => `[${together.join(',')}]`)];
+}
