@@ -8,6 +8,7 @@ import { say } from '../src/technocore-rpc.ts';
 import { serveFixture } from './bridge-fixture.ts';
 import { Random } from './sim/random.ts';
 import { broken, faulty, isSay, signer, type World, world } from './support.ts';
+import { settled } from './virtual-clock.ts';
 
 // What takes time, and what servers and clients other than the SDK's do: both ends in one process, on a virtual clock.
 
@@ -419,6 +420,24 @@ test('a long request whose notes hold something else is answered with an error, 
   expect(s.got).toEqual([]);
   await w.run(say('elsewhere', 'somebody', 'time passes', w.o));
   await w.run(s.transport.close());
+});
+
+test('when both ends are closed, nothing keeps a process alive', async () => {
+  const w = world();
+  const s = await serving(w);
+  const c = await asking(w);
+  await c.ask(request('s', 'subscriptions/listen', { notifications: {} }));
+  await c.ask(request(0, 'x/y', {}, { progressToken: 0, ...LOGS }));
+  await w.until(() => s.got.length === 2);
+  for (let progress = 1; progress < 30; progress++) {
+    await s.send({ method: 'notifications/progress', params: { progressToken: 2, progress } });
+  }
+  await w.run(c.transport.close());
+  await w.until(() => s.got.length === 4);
+  await w.run(s.transport.close());
+  await settled();
+  expect(w.clock.sleepers).toBe(0);
+  expect(w.service.stats.parked).toBe(0);
 });
 
 test.each([1, 2, 3, 4])(
