@@ -10,12 +10,11 @@
  *
  * @module
  */
-
 import { BUSY } from './answers.ts';
+import { type Found, Greeting, PROBE_MS } from './bridge-greeting.ts';
 import {
   ASKING_METHODS,
   carriedError,
-  HANDSHAKES,
   isProtocolMeta,
   MAX_ROUNDS,
   OURS,
@@ -43,14 +42,10 @@ import {
 import { RpcError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import type { Clock, Event } from './http.ts';
-import { MCP_VERSION, PROTOCOL_VERSION, SELF, SERVER_INFO, UNSUPPORTED_VERSION } from './mcp.ts';
+import { MCP_VERSION, SERVER_INFO } from './mcp.ts';
 import { LEVELS, LOG_LEVEL, REQUEST_ID } from './notices.ts';
 import { CLIENT_CAPABILITIES } from './toolcall.ts';
 
-/** How long a server may think about a question of a revision that it may not know, ms. */
-const PROBE_MS = 5000;
-/** How long it may take for its handshake, ms; some fetch first what they need. */
-const GREET_MS = 120_000;
 /** Requests that wait for a server that is started just now. */
 const MAX_WAITING = 256;
 /** How long a request that was answered with a question waits for its caller to come back, ms; and how many do. */
@@ -102,12 +97,11 @@ interface Call {
 export class ChildSide {
   readonly #o: ChildSides;
   readonly #listeners: Listeners;
-  #era: 'down' | 'probed' | 'greeted' | 'modern' | 'old' | 'unusable' = 'down';
+  readonly #greeting: Greeting;
+  #era: 'down' | 'begun' | 'modern' | 'old' | 'unusable' = 'down';
   /** Why it cannot be used, for callers. */
   #problem = 'The server is starting';
   #againAt = 0;
-  #isProbeDeadly = false;
-  #timer: AbortController | undefined;
   /** Requests that wait until it is known what the server is. */
   #waiting: { from: string; message: JsonObject }[] = [];
   /** Requests that went through as they are. */
@@ -125,6 +119,13 @@ export class ChildSide {
       const method = isFollowed ? 'resources/subscribe' : 'resources/unsubscribe';
       this.#o.toChild(rpcRequest(this.#mint(), method, { uri }));
     };
+    this.#greeting = new Greeting({
+      clock: o.clock,
+      capabilities: o.isPublic ? {} : { elicitation: { form: {}, url: {} }, sampling: {} },
+      toChild: (message) => o.toChild(message),
+      found: (what) => this.#found(what),
+      problem: (why) => this.#unusable(why),
+    });
     this.#listeners = new Listeners({ clock: o.clock, send: (message) => o.toRoom(message), follow });
   }
 
@@ -132,15 +133,14 @@ export class ChildSide {
 
   /** A fresh process is there. */
   started(): void {
-    if (this.#isProbeDeadly) this.#greet();
-    else this.#probe();
+    this.#era = 'begun';
+    this.#greeting.begin();
   }
 
   /** The process is gone; the next one comes after `againMs`. */
   stopped(againMs: number): void {
-    if (this.#era === 'probed') this.#isProbeDeadly = true;
+    this.#greeting.stop();
     this.#era = 'down';
-    this.#timer?.abort();
     this.#problem = 'The server has stopped, and is started again';
     this.#againAt = this.#o.clock.now() + againMs;
     this.#level = undefined;
@@ -159,62 +159,19 @@ export class ChildSide {
     this.stopped(0);
   }
 
-  #probe(): void {
-    this.#era = 'probed';
-    const _meta = { [PROTOCOL_VERSION]: MCP_VERSION, [CLIENT_CAPABILITIES]: {} };
-    this.#o.toChild(rpcRequest(`${OURS}probe`, 'server/discover', { _meta }));
-    this.#within(PROBE_MS, () => this.#greet());
-  }
-
-  #probed({ result, error }: JsonObject): void {
-    this.#timer?.abort();
-    const refused = isObject(error) && error['code'] === UNSUPPORTED_VERSION ? objectIn(error, 'data') : undefined;
-    const supported = isObject(result) ? result['supportedVersions'] : refused?.['supported'];
-    const names: Json[] | undefined = Array.isArray(supported) ? supported : undefined;
-    if (names?.includes(MCP_VERSION)) {
-      this.#server = { serverInfo: objectIn(objectIn(result, '_meta'), SERVER_INFO) };
-      this.#ready('modern', MCP_VERSION);
-    } else if (!names || names.some((name) => HANDSHAKES.includes(name as string))) this.#greet();
-    else this.#unusable(`The server speaks other revisions: ${JSON.stringify(names).slice(0, 200)}`);
-  }
-
-  #greet(): void {
-    this.#era = 'greeted';
-    const capabilities = this.#o.isPublic ? {} : { elicitation: { form: {}, url: {} }, sampling: {} };
-    const params = { protocolVersion: HANDSHAKES[0]!, capabilities, clientInfo: SELF };
-    this.#o.toChild(rpcRequest(`${OURS}hello`, 'initialize', params));
-    this.#within(GREET_MS, () => this.#unusable('The server does not answer'));
-  }
-
-  #greeted({ result, error }: JsonObject): void {
-    this.#timer?.abort();
-    if (isObject(result) && typeof result['protocolVersion'] === 'string') {
-      this.#server = result as JsonObject;
-      this.#o.toChild(rpcNotification('notifications/initialized'));
-      this.#ready('old', result['protocolVersion']);
-      this.#listeners.again(sharedCapabilities(result['capabilities']));
-    } else this.#unusable(`The server refused: ${carriedError(error).message.slice(0, 500)}`);
-  }
-
-  #ready(era: 'modern' | 'old', version: string): void {
-    this.#era = era;
-    this.#o.onEvent?.({ kind: 'server-ready', server: objectIn(this.#server, 'serverInfo'), version });
+  #found({ isModern, version, server }: Found): void {
+    this.#era = isModern ? 'modern' : 'old';
+    this.#server = server;
+    this.#o.onEvent?.({ kind: 'server-ready', server: objectIn(server, 'serverInfo'), version });
     for (const { from, message } of this.#waiting.splice(0)) this.fromRoom(message, from);
+    if (!isModern) this.#listeners.again(sharedCapabilities(server['capabilities']));
   }
 
   #unusable(problem: string): void {
     this.#era = 'unusable';
-    this.#timer?.abort();
     this.#problem = problem;
     this.#o.onEvent?.({ kind: 'server-unusable', reason: problem });
     for (const { from, message } of this.#waiting.splice(0)) this.fromRoom(message, from);
-  }
-
-  #within(ms: number, otherwise: () => void): void {
-    this.#timer?.abort();
-    const timer = new AbortController();
-    this.#timer = timer;
-    this.#o.clock.sleep(ms, timer.signal).then(otherwise, () => {});
   }
 
   // --- from the room ---------------------------------------------------------------------------------------------
@@ -377,11 +334,8 @@ export class ChildSide {
 
   #response(frame: JsonObject): void {
     const { id } = frame as { id: Id };
-    if (id === `${OURS}probe`) {
-      if (this.#era === 'probed') this.#probed(frame);
-    } else if (id === `${OURS}hello`) {
-      if (this.#era === 'greeted') this.#greeted(frame);
-    } else if (this.#through.delete(id)) this.#o.toRoom(frame);
+    if (this.#greeting.take(frame)) return;
+    if (this.#through.delete(id)) this.#o.toRoom(frame);
     else {
       const call = this.#calls.get(id);
       if (call?.roomId !== undefined) this.#answer(call, call.roomId, frame);

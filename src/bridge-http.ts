@@ -34,7 +34,7 @@ const MAX_BODY = 4 << 20;
 const MAX_OPEN = 256;
 const MAX_SESSIONS = 64;
 /** How long a session is kept that nobody uses, ms. */
-const IDLE_MS = 3_600_000;
+const IDLE_MS = 1_800_000;
 /** Most messages that wait for a host to listen. */
 const MAX_UNHEARD = 100;
 

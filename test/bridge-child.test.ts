@@ -147,7 +147,43 @@ test('one that refuses, or speaks other revisions, is told to the callers', () =
   expect(asked().method).toBe('initialize');
   room({ id: 2, method: 'tools/list' });
   child({ id: asked().id, error: { code: 1, message: 'no license' } });
+  expect(asked()).toMatchObject({ method: 'initialize', params: { protocolVersion: '2024-11-05' } });
+  child({ id: asked().id, error: { code: 1, message: 'no license' } });
   expect(answered()).toMatchObject({ id: 2, error: { message: 'The server refused: no license' } });
+});
+
+test('a server that is slow to start is taken for what it is in the end', async () => {
+  const info = { supportedVersions: ['2026-07-28'], _meta: { [`${META}/serverInfo`]: INFO } };
+  side.started();
+  const probe = asked().id;
+  await clock.advance(5000);
+  const hello = asked().id;
+  child({ id: probe, result: info });
+  child({ id: hello, error: { code: -32022, message: 'no', data: { supported: ['2026-07-28'] } } });
+  expect(events).toEqual([{ kind: 'server-ready', server: INFO, version: '2026-07-28' }]);
+
+  make();
+  side.started();
+  await clock.advance(5000);
+  child({ id: asked().id, error: { code: -32022, message: 'no', data: { supported: ['2026-07-28'] } } });
+  expect(events).toMatchObject([{ kind: 'server-ready', version: '2026-07-28' }]);
+
+  make();
+  side.started();
+  const late = asked().id;
+  await clock.advance(125_000);
+  expect(events.map(({ kind }) => kind)).toEqual(['server-unusable']);
+  child({ id: late, error: { code: -32601, message: 'what?' } });
+  child({ id: asked().id, result: { protocolVersion: '2024-11-05', capabilities: {}, serverInfo: INFO } });
+  room({ id: 1, method: 'tools/list' });
+  expect(asked()).toMatchObject({ method: 'tools/list' });
+
+  // What an earlier process was asked is not answered by a later one.
+  side.stopped(0);
+  side.started();
+  child({ id: late, result: info });
+  room({ id: 2, method: 'tools/list' });
+  expect(asked().method).toBe('server/discover');
 });
 
 test('one of our revision gets what comes as it came, without roots', () => {
@@ -405,8 +441,8 @@ test('what a server may say wrong is skipped', () => {
   for (const message of [{}, [], [[], 7], { jsonrpc: '2.0', id: 99, result: {} }, { jsonrpc: '1.0', method: 'x' }])
     side.fromChild(message);
   child({ method: 'notifications/progress', params: { progressToken: 99, progress: 1 } });
-  child({ id: 'technocore-rpc:probe', result: { supportedVersions: ['2026-07-28'] } });
-  child({ id: 'technocore-rpc:hello', result: {} });
+  child({ id: 'technocore-rpc:probe-1', result: { supportedVersions: ['2026-07-28'] } });
+  child({ id: 'technocore-rpc:hello-1-2025-11-25', result: {} });
   expect(toRoom.length).toBe(before);
   call(1);
   side.tooLong(asked().id, 5_000_000);
