@@ -13,6 +13,11 @@ async function hear(session: Session): Promise<string> {
   }
 }
 
+/** Four requests that are answered at once. */
+async function bare(base: string, fetch: typeof globalThis.fetch): Promise<void> {
+  for (let i = 0; i < 4; i++) await (await fetch(`${base}/nothing`, {})).text();
+}
+
 /** Open, join, and the handshake until the opener has read the joiner's first words. */
 async function pair(base: string, fetch: typeof globalThis.fetch): Promise<[Session, Session]> {
   const relay = new HttpRelay(base, { fetch });
@@ -58,17 +63,22 @@ export async function benchRelay(): Promise<Outcome[]> {
       go: async (times) => Number(await go.ask(`turns ${times}`)),
       'stock, open': oftenAsync(() => pair(url, fetch)),
       'injected, open': oftenAsync(() => pair(url, keepAliveFetch)),
+      // A turn is four requests.
+      'stock, bare': oftenAsync(() => bare(url, fetch)),
+      'injected, bare': oftenAsync(() => bare(url, keepAliveFetch)),
       'go, open': async (times) => Number(await go.ask(`open ${times}`)),
     },
     { clock: 'wall' },
   );
   go.end();
+  const bareOf = (name: string): string => `${name.split(',')[0]}, bare`;
   const goal = (name: string, one: string, other: string, limit: number): Goal => ({
     number: 10,
     name,
     value: 1 / r.speed(one, other),
     target: ['<=', limit],
     detail: `${one} ${(r.micros(one) / 1000).toFixed(2)} ms, ${other} ${(r.micros(other) / 1000).toFixed(2)} ms`,
+    why: `four bare requests with that fetch, answered at once, take ${(1 / r.speed(bareOf(one), 'go')).toFixed(1)} of Go's turns`,
   });
   return [
     goal(names[0]!, 'stock', 'go', 8),
