@@ -5,6 +5,7 @@
  * @module
  */
 import { answerUnder, metaIn, tagged } from './bridge-ids.ts';
+import { isList, type Place, pageOf, placeIn } from './bridge-pages.ts';
 import { checkSigner, REPLY_META } from './call.ts';
 import { type Channel, checkMailbox, isChannel } from './channel.ts';
 import {
@@ -20,7 +21,7 @@ import {
   rpcResult,
 } from './dispatch.ts';
 import { RpcError, TechnocoreError } from './errors.ts';
-import { isObject, type Json } from './frames.ts';
+import { isObject, type Json, MAX_TEXT } from './frames.ts';
 import { type Clock, onAbort, type Transport, transportOf } from './http.ts';
 import { checkedMeta, isMcpId, LISTEN_MS, lessOne, MCP_VERSION, SERVER_INFO, SUBSCRIPTION_ID } from './mcp.ts';
 import { LOG_LEVEL, Notices, REQUEST_ID } from './notices.ts';
@@ -192,6 +193,9 @@ interface Pending {
   readonly method: string;
   readonly isListening: boolean;
   readonly wantsLogs: boolean;
+  /** Where the page of a list begins, and most characters of it: callers that read spilled answers can have it whole. */
+  readonly place: Place | undefined;
+  readonly limit: number;
   readonly context: DispatchContext;
   readonly notices: Notices;
   settle(answer: Json | undefined): void;
@@ -327,8 +331,10 @@ class BridgeLayer implements Layer {
   /** The answer under the caller's id; what is none is an error of the server's. */
   #checked(one: Pending, message: JsonObject): JsonObject {
     try {
-      return answerUnder(one.id, message);
+      const answer = answerUnder(one.id, message);
+      return one.place ? pageOf(one.method, answer, one.place, one.limit) : answer;
     } catch (error) {
+      if (error instanceof RpcError) return rpcError(one.id, error.rpc.code, error.rpc.message);
       one.context.onError?.(error, one.method);
       return rpcError(one.id, INTERNAL_ERROR, 'Internal error');
     }
@@ -350,7 +356,8 @@ class BridgeLayer implements Layer {
     context: DispatchContext,
   ): Promise<Json | undefined> {
     const { from = '', room = '', emit, signal } = context;
-    const { [REPLY_META]: _, [SPILL_META]: __, ...meta } = given;
+    const { [REPLY_META]: _, [SPILL_META]: readsSpilled, ...meta } = given;
+    const place = isList(method) ? placeIn(params) : undefined;
     const id = ++this.#count;
     const token = meta['progressToken'] !== undefined && { progressToken: id };
     const key = keyOf(context, outer);
@@ -364,6 +371,8 @@ class BridgeLayer implements Layer {
         method,
         isListening,
         wantsLogs: meta[LOG_LEVEL] !== undefined,
+        place,
+        limit: readsSpilled === true ? Number.POSITIVE_INFINITY : (context.limit ?? MAX_TEXT),
         context,
         notices: new Notices(this.#clock, outer, given, (frame) => emit?.(frame)),
         settle: (answer) => {
@@ -382,7 +391,9 @@ class BridgeLayer implements Layer {
           () => {},
         );
       const authInfo: RoomAuthInfo = { token: '', clientId: from, scopes: [], extra: { room } };
-      const message = { ...params, _meta: { ...meta, ...token, [FROM_META]: from } };
+      const message: JsonObject = { ...params, _meta: { ...meta, ...token, [FROM_META]: from } };
+      if (place && place.cursor === undefined) delete message['cursor'];
+      else if (place) message['cursor'] = place.cursor!;
       try {
         this.#deliver({ jsonrpc: '2.0', id, method, params: message }, { authInfo });
       } catch (error) {

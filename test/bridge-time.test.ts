@@ -126,6 +126,34 @@ test('what no answer can be is an error; what is for nobody is left out', async 
   await w.run(s.transport.close());
 });
 
+test('a long list comes in pages to callers that read no spilled answers, whole to those that do', async () => {
+  const w = world();
+  const s = await serving(w);
+  const { frames, channel } = await heard(w);
+  const tools = Array.from({ length: 60 }, (_, i) => ({ name: `tool_${i}`, description: 'd'.repeat(150) }));
+  const listed: unknown[] = [];
+  let cursor: string | undefined;
+  for (let i = 0; i === 0 || cursor !== undefined; i++) {
+    const more = cursor === undefined ? {} : { cursor };
+    const list = request(`list-${i}`, 'tools/list', more, { 'chat.technocore/reply': MINE });
+    await w.run(channel.send(encode(list as any)));
+    await w.until(() => s.got.length === i + 1);
+    expect(s.got[i].params.cursor).toBe(undefined);
+    await s.send({ id: i + 1, result: { tools } });
+    await w.until(() => frames.length === i + 1);
+    listed.push(...frames[i].result.tools);
+    cursor = frames[i].result.nextCursor;
+  }
+  expect(listed).toEqual(tools);
+  const c = await asking(w);
+  await c.ask(request(0, 'tools/list'));
+  await w.until(() => s.got.at(-1).params._meta['chat.technocore/from'] && s.got.length === frames.length + 1);
+  await s.send({ id: s.got.length, result: { tools } });
+  await w.until(() => c.got.length === 1);
+  expect(c.got[0].result.tools).toEqual(tools);
+  await w.run(s.transport.close());
+});
+
 test('log lines that name no request go to the only caller who wants any, and else to nobody', async () => {
   const w = world();
   const s = await serving(w);

@@ -12,7 +12,7 @@ const ORDER = `
   e2e sealed meeting builtin technocore-rpc
   noise parley-invite parley-relay parley vendor
   local-wire local-python local-limits local-store local-listing local-docs local-rooms local-relay local
-  bridge-ids bridge-client bridge-server bridge-a2a bridge
+  bridge-ids bridge-pages bridge-client bridge-server bridge-a2a bridge
   bridge-lines bridge-process bridge-handshake bridge-listeners bridge-greeting bridge-host bridge-child
   bridge-headers bridge-sse bridge-http bridge-pair bridge-pairs bridge-stdio
   demo-a2a demo-mcp demo-parley demo
