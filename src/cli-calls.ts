@@ -3,6 +3,7 @@
  *
  * @module
  */
+import { mkdirSync } from 'node:fs';
 import { join, resolve } from 'node:path';
 import { text as textOf } from 'node:stream/consumers';
 import { pathToFileURL } from 'node:url';
@@ -154,6 +155,7 @@ async function served(args: Args): Promise<number> {
   const signer = await args.signer();
   const mailbox = args.text('mailbox') ?? ownMailbox(signer, 'serve');
   const state = args.text('state');
+  if (state !== undefined) mkdirSync(state, { recursive: true, mode: 0o700 });
   const ledger = state === undefined ? undefined : await fileLedger(join(state, 'ledger'));
   const isVerbose = args.has('verbose');
   try {
@@ -238,7 +240,10 @@ export const callCommands: Record<string, Command> = {
       allow: { value: 'did', about: 'only this key may call; repeatable. Default: everybody', multiple: true },
       concurrency: { value: 'count', about: 'handlers at a time; default: 16' },
       claim: { about: 'share the mailbox with other servers that have the same key' },
-      state: { value: 'directory', about: 'keep requests and the place in the mailbox there, over restarts' },
+      state: {
+        value: 'directory',
+        about: 'keep requests and the place in the mailbox there, over restarts; made if need be',
+      },
       verbose: { about: 'tell on stderr of each call, and of what was refused or skipped' },
     },
     more: `The module exports functions (params, context) => result; or \`methods\`, a Map or an object of them; or \`tools\`, a Map.

@@ -306,7 +306,8 @@ describe('calls', () => {
 test('serve keeps strangers out, and its state over a restart', async () => {
   const [owner, friend, stranger] = [seeded(31), seeded(32), seeded(33)];
   await writeFile(join(home, 'count.mjs'), 'let n = 0; export const methods = { next: () => ++n };');
-  const args = ['serve', join(home, 'count.mjs'), '--state', home, '--allow', friend.signer.did, '--json'];
+  const state = join(home, 'state');
+  const args = ['serve', join(home, 'count.mjs'), '--state', state, '--allow', friend.signer.did, '--json'];
   const first = start(args, { env: owner.env });
   await until(() => first.run.out.includes('\n'));
   const { mailbox, did } = JSON.parse(first.run.out);
@@ -322,7 +323,7 @@ test('serve keeps strangers out, and its state over a restart', async () => {
   expect((await waits).out).toBe('1\n');
   second.child.kill('SIGTERM');
   expect((await second.done).code).toBe(0);
-  expect(existsSync(join(home, 'ledger'))).toBe(true);
+  expect(existsSync(join(state, 'ledger'))).toBe(true);
 });
 
 describe('parley', () => {
