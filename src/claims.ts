@@ -107,6 +107,8 @@ export interface Floor {
   readonly done: number;
   /** Perhaps begun by an owner that died. */
   readonly uncertain: number;
+  /** What holds once it is noticed that the room was recreated before the partition was taken. */
+  readonly anew?: Floor;
 }
 
 interface Held {
@@ -171,7 +173,7 @@ export class Claims {
   /** The room was recreated: its seqs begin anew. */
   reset(): void {
     for (const held of this.#held.values()) {
-      if (held.floor) held.floor = { done: 0, uncertain: 0 };
+      if (held.floor) held.floor = held.floor.anew ?? { done: 0, uncertain: 0 };
       else held.before = { ...held.before, done: 0 };
     }
   }
@@ -418,7 +420,10 @@ export class Claims {
         // What we hold may be of a room before the one that stands there now.
         const end = Math.max(lastSeq, this.#hooks.place());
         // Beyond the end: of a room before this one.
-        held.floor = { done: done > end ? 0 : done, uncertain: owner === FREE ? 0 : end };
+        const floor: Floor = { done: done > end ? 0 : done, uncertain: owner === FREE ? 0 : end };
+        // We read a room that is gone: of the new one nobody can tell whether it is the one that was meant.
+        const begun = owner === FREE ? (done > lastSeq ? 0 : done) : lastSeq;
+        held.floor = lastSeq < this.#hooks.place() ? { ...floor, anew: { done: 0, uncertain: begun } } : floor;
       }
     }
     for (const p of this.#held.keys()) this.#hooks.taken(p);

@@ -33,8 +33,12 @@ export interface Listener {
   message(m: Incoming): void;
   /** Messages were lost that came before those of the last batch, which was handed over first. */
   gap(gap: RingGap): void;
-  /** The room is another one by now, whose seqs begin anew; its messages come next. */
-  renewed?(): void;
+  /**
+   * The room is another one by now; its messages come next.
+   *
+   * @param goesOn whether its seqs go on where those of the one before ended
+   */
+  renewed?(goesOn: boolean): void;
   /** Nothing will come any more. */
   end(cause: unknown): void;
   /** How many messages are likely to come soon: the more, the less the next one alone is worth a read of its own. */
@@ -60,8 +64,11 @@ export function authorOf(t: Transport, room: string, m: Message): string {
   return m.from;
 }
 
-/** When to look after a write of ours, ms, where readers are woken in steps; then it is time to park. */
-export const PROBES_MS: readonly number[] = [175, 290];
+/**
+ * When to look after a write of ours, ms, where readers are woken in steps; then it is time to park. An answer is there by
+ * the second time if nobody was held up; the later ones save those that were from waiting for half a second more.
+ */
+export const PROBES_MS: readonly number[] = [175, 290, 350, 430];
 /** How long parking waits for the write that a listener is there for, ms. */
 const EXPECT_MS = 1500;
 /** How long after the first of two parked reads the second is parked, ms: half a step. */
@@ -452,7 +459,7 @@ export class Feed {
         this.#t.onEvent({ kind: 'listener-error', room: this.#cursor.room, cause });
       }
     };
-    if (gap?.reason === 'recreated') tell(() => listener.renewed?.());
+    if (gap?.reason === 'recreated') tell(() => listener.renewed?.(this.#cursor.generation !== undefined));
     for (const m of messages) tell(() => listener.message(m));
     if (gap) tell(() => listener.gap(gap));
   }

@@ -369,8 +369,8 @@ class Server implements Listener {
     await this.#share?.release();
   }
 
-  renewed(): void {
-    this.#share?.reset();
+  renewed(goesOn: boolean): void {
+    this.#share?.reset(goesOn);
   }
 
   gap(gap: RingGap): void {

@@ -115,10 +115,15 @@ export class Share {
     return this.#claims.release();
   }
 
-  /** The mailbox was recreated: of what is kept nobody can tell any more, by its place, whether it was begun. */
-  reset(): void {
+  /**
+   * The mailbox was recreated: of what is kept nobody can tell any more, by its place, whether it was begun.
+   *
+   * @param goesOn whether its seqs go on where those of the one before ended
+   */
+  reset(goesOn: boolean): void {
     for (const seq of [...this.#kept.keys()]) this.#drop(seq);
-    this.#claims.reset();
+    // Where seqs go on, what others finished in the new room is known by them, though we find out late that there is one.
+    if (!goesOn) this.#claims.reset();
   }
 
   /** Whether a handler for a caller may begin now. */

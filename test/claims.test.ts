@@ -307,6 +307,39 @@ describe('servers of one mailbox', () => {
   }, 120_000);
 });
 
+describe.each(PROFILES)('a mailbox that is made anew (%s)', (profile) => {
+  it('what others finished there is not run again by one who finds out late', async () => {
+    const short = { retentionMs: 200_000, singleMessageRetentionMs: 200_000, reapEveryMs: 1000 };
+    const w = world(profile, { ...short, waitersPerAddress: 64 });
+    const f = fleet(w, 20_000);
+    const a = await f.start('a');
+    const b = await f.start('b');
+    await w.clock.advance(40_000);
+    expect(await f.split()).toEqual([2, 2]);
+    await w.run(askAll(w));
+    b.machine.isCut = (url) => url.includes(`/r/${MAILBOX}?`) && url.includes('since=');
+    // A service without generations is looked into once a minute.
+    await w.clock.advance(300_000);
+    const meanwhile = await w.run(
+      Promise.all(
+        callers.map((caller) =>
+          ask(w, caller, 'quick', { timeoutMs: 5000, replyTo: `mb-p-claims-anew-${partitionOf(caller.did)}` }),
+        ),
+      ),
+    );
+    expect(meanwhile.filter(({ answer }) => answer?.endsWith(' by a'))).toHaveLength(2);
+    await w.run(a.stop());
+    await w.clock.advance(60_000);
+    expect(await f.split()).toEqual([4]);
+    b.machine.isCut = () => false;
+    await w.clock.advance(90_000);
+    const after = await w.run(askAll(w));
+    expect(after.map(({ answer }) => answer)).toEqual(after.map(({ n }) => `${n} by b`));
+    f.check();
+    await w.run(b.stop());
+  });
+});
+
 describe('whatever happens', () => {
   // More of them: CLAIM_SEEDS=1000.
   const seeds = Number(process.env['CLAIM_SEEDS'] ?? 6);
