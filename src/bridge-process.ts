@@ -24,7 +24,7 @@ export interface ChildReader extends LineReader {
   stopped(why: string, againMs: number): void;
 }
 
-/** A command that is kept running. Its stderr is ours. */
+/** A command that is kept running. Its stderr is ours, its environment too but for the key in it. */
 export class Child {
   readonly #command: string[];
   readonly #to: ChildReader;
@@ -50,7 +50,10 @@ export class Child {
   async start(): Promise<void> {
     const [file = '', ...args] = this.#command;
     // A group of its own: Ctrl-C is for us, who end it in good order; and what it starts ends with it.
-    const child = spawn(file, args, { stdio: ['pipe', 'pipe', 'inherit'], detached: process.platform !== 'win32' });
+    // The key is ours alone.
+    const { SIGN_SEED: _, ...env } = process.env;
+    const detached = process.platform !== 'win32';
+    const child = spawn(file, args, { stdio: ['pipe', 'pipe', 'inherit'], detached, env });
     await new Promise<void>((resolve, reject) => {
       child.once('spawn', resolve);
       child.once('error', (cause) =>

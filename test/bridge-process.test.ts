@@ -56,6 +56,19 @@ test('frames go in and out; a process that dies is started again, later each tim
   expect(new Set(seen.frames.map(({ pid }) => pid)).size).toBe(4);
 });
 
+test('it does not see our key', async () => {
+  process.env['SIGN_SEED'] = 'a secret';
+  process.env['BRIDGE_TEST'] = 'seen';
+  try {
+    const seen = await run('console.log(JSON.stringify([process.env.BRIDGE_TEST, process.env.SIGN_SEED ?? null]))');
+    await until(() => seen.frames.length === 1);
+    expect(seen.frames[0]).toEqual(['seen', null]);
+  } finally {
+    delete process.env['SIGN_SEED'];
+    delete process.env['BRIDGE_TEST'];
+  }
+});
+
 test('while none runs, nothing can be sent', async () => {
   const seen = await run('process.exit(0)');
   await until(() => seen.stops.length === 1);
