@@ -9,6 +9,7 @@
  */
 
 import { BUSY, DENIED } from './answers.ts';
+import { Changes } from './bridge-changes.ts';
 import { LOST } from './bridge-client.ts';
 import {
   carriedError,
@@ -52,16 +53,8 @@ const MAX_REPEATS = 3;
 const REPEATABLE: ReadonlySet<string> = new Set(
   ['server/discover', ...SHARED_METHODS].filter((name) => name !== 'tools/call'),
 );
-/** Most resources that one host follows. */
-const MAX_FOLLOWED = 256;
 /** How long the other side may take to say what it is, ms. Hosts wait about a minute. */
 const DISCOVER_MS = 50_000;
-/** How often changes are listened to anew, ms: nobody tells us that the other side was started again. */
-const RENEW_MS = 900_000;
-/** How soon after the other side ended a subscription, ms; the longer the more often it fails. */
-const RELISTEN_MS = 2000;
-const MAX_RELISTEN_MS = 300_000;
-
 /** Where the messages of a translation go. */
 export interface HostSides {
   /** @param about the host's id of the request that the message belongs to, if it is not its answer */
@@ -81,7 +74,6 @@ interface Session {
   readonly info: JsonObject | undefined;
   level: string | undefined;
   server: JsonObject;
-  isReady: boolean;
 }
 
 /** A request of the host under its present id on the other side. */
@@ -100,12 +92,6 @@ interface Pending {
   state: Json | undefined;
 }
 
-/** A subscription, and the requests that wait to hear that it stands. */
-interface Listening {
-  readonly waiting: { hostId: Id; uri: string }[];
-  isAcknowledged: boolean;
-}
-
 /** One host. */
 export class HostSide {
   readonly #o: HostSides;
@@ -114,17 +100,22 @@ export class HostSide {
   readonly #pending = new Map<Id, Pending>();
   /** Questions to the host, by their ids. */
   readonly #questions = new Map<string, Pending>();
-  readonly #followed = new Set<string>();
-  readonly #listening = new Map<string, Listening>();
+  readonly #changes: Changes;
   #session: Session | undefined;
-  /** The latest subscription. */
-  #current: string | undefined;
-  #renewal: AbortController | undefined;
-  #failures = 0;
   #minted = 0;
 
   constructor(o: HostSides) {
     this.#o = o;
+    this.#changes = new Changes({
+      clock: o.clock,
+      toHost: (message) => o.toHost(message),
+      listen: (notifications) => {
+        const id = this.#mint();
+        o.toRoom(rpcRequest(id, 'subscriptions/listen', { notifications, _meta: this.#meta() }));
+        return id;
+      },
+      cancel: (id) => this.#cancel(id, 'listening anew'),
+    });
   }
 
   /** The revision that the handshake ended with; undefined before. */
@@ -135,10 +126,9 @@ export class HostSide {
   /** The host is gone, and nothing is waited for any more. Whoever carries the messages tells the other side. */
   close(): void {
     this.#over.abort(new TechnocoreError('over', 'the host is gone'));
-    this.#renewal?.abort();
+    this.#changes.stop();
     this.#pending.clear();
     this.#questions.clear();
-    this.#listening.clear();
   }
 
   // --- from the host ---------------------------------------------------------------------------------------------
@@ -212,11 +202,13 @@ export class HostSide {
       return {};
     }
     if (method === 'resources/subscribe') {
-      this.#follow(id, params);
+      // Who asks for this is ready, said or not.
+      this.#changes.begin(session.server);
+      this.#changes.follow(id, params['uri']);
       return undefined;
     }
     if (method === 'resources/unsubscribe') {
-      if (this.#followed.delete(String(params['uri']))) this.#listen();
+      this.#changes.unfollow(params['uri']);
       return {};
     }
     if (method.startsWith('tasks/')) {
@@ -251,10 +243,7 @@ export class HostSide {
   #notification(message: JsonObject): void {
     const { method } = message;
     const session = this.#session;
-    if (method === 'notifications/initialized' && session && !session.isReady) {
-      session.isReady = true;
-      this.#listen();
-    }
+    if (method === 'notifications/initialized' && session) this.#changes.begin(session.server);
     // Nothing else that a host tells has a place where nobody remembers it.
     if (method !== 'notifications/cancelled') return;
     const { requestId, reason } = objectIn(message, 'params');
@@ -289,9 +278,9 @@ export class HostSide {
       info: isObject(clientInfo) ? (clientInfo as JsonObject) : undefined,
       level: undefined,
       server: {},
-      isReady: false,
     };
     this.#session = session;
+    this.#changes.stop();
     const id = this.#mint();
     this.#send(id, begun(hostId, 'server/discover', {}));
     this.#o.clock.sleep(DISCOVER_MS, this.#over.signal).then(
@@ -328,97 +317,6 @@ export class HostSide {
     };
   }
 
-  // --- changes ---------------------------------------------------------------------------------------------------
-
-  #follow(hostId: Id, { uri }: JsonObject): void {
-    if (typeof uri !== 'string') throw badParams('uri must be a string');
-    if (this.#followed.size >= MAX_FOLLOWED) throw badParams(`No more than ${MAX_FOLLOWED} resources can be followed`);
-    this.#followed.add(uri);
-    // Who asks for this is ready, said or not.
-    this.#session!.isReady = true;
-    this.#listen([{ hostId, uri }]);
-  }
-
-  /** Listens to what the host would be told of by itself, and to what it follows. The former subscription ends when this one stands. */
-  #listen(waiting: Listening['waiting'] = []): void {
-    const session = this.#session;
-    if (!session?.isReady || this.#over.signal.aborted) return;
-    this.#renewal?.abort();
-    const { tools, prompts, resources } = session.server;
-    const changes = (of: Json | undefined): boolean => isObject(of) && of['listChanged'] === true;
-    const notifications = {
-      ...(changes(tools) && { toolsListChanged: true }),
-      ...(changes(prompts) && { promptsListChanged: true }),
-      ...(changes(resources) && { resourcesListChanged: true }),
-      ...(this.#followed.size > 0 && { resourceSubscriptions: [...this.#followed] }),
-    };
-    const before = this.#current;
-    const left = before === undefined ? undefined : this.#listening.get(before);
-    if (Object.keys(notifications).length === 0) {
-      this.#current = undefined;
-      if (before !== undefined) this.#endListening(before);
-      return;
-    }
-    const id = this.#mint();
-    this.#current = id;
-    // Who waited for the former one hears of this one.
-    this.#listening.set(id, { waiting: [...(left?.waiting.splice(0) ?? []), ...waiting], isAcknowledged: false });
-    this.#o.toRoom(rpcRequest(id, 'subscriptions/listen', { notifications, _meta: this.#meta() }));
-    this.#later(RENEW_MS);
-  }
-
-  #later(ms: number): void {
-    const renewal = new AbortController();
-    this.#renewal = renewal;
-    this.#o.clock.sleep(ms, renewal.signal).then(
-      () => this.#listen(),
-      () => {},
-    );
-  }
-
-  #endListening(id: string): void {
-    this.#listening.delete(id);
-    this.#cancel(id, 'listening anew');
-  }
-
-  /** Something about a subscription of ours. */
-  #told(id: string, listening: Listening, message: JsonObject): void {
-    const { method } = message;
-    const { _meta, ...params } = objectIn(message, 'params');
-    if (method === 'notifications/subscriptions/acknowledged') {
-      listening.isAcknowledged = true;
-      this.#failures = 0;
-      const { resourceSubscriptions } = objectIn(params, 'notifications');
-      const heard = new Set(Array.isArray(resourceSubscriptions) ? resourceSubscriptions : []);
-      for (const { hostId, uri } of listening.waiting.splice(0)) {
-        if (!heard.has(uri)) this.#followed.delete(uri);
-        this.#o.toHost(
-          heard.has(uri)
-            ? rpcResult(hostId, {})
-            : rpcError(hostId, METHOD_NOT_FOUND, 'The server does not tell of changes of this resource'),
-        );
-      }
-      for (const other of this.#listening.keys()) if (other !== this.#current) this.#endListening(other);
-    } else if (method === 'notifications/cancelled') this.#lost(id);
-    else if (typeof method === 'string')
-      this.#o.toHost(rpcNotification(method, Object.keys(params).length > 0 ? params : undefined));
-  }
-
-  /** A subscription has ended, and was not the one to end by us. */
-  #lost(id: string, error?: unknown): void {
-    const listening = this.#listening.get(id);
-    this.#listening.delete(id);
-    for (const { hostId, uri } of listening?.waiting ?? []) {
-      this.#followed.delete(uri);
-      const { code, message } = carriedError(error ?? { message: 'The server does not tell of changes' });
-      this.#o.toHost(rpcError(hostId, code, message));
-    }
-    if (this.#current !== id) return;
-    this.#current = undefined;
-    this.#renewal?.abort();
-    this.#later(Math.min(MAX_RELISTEN_MS, RELISTEN_MS * 2 ** this.#failures++));
-  }
-
   // --- from the room ---------------------------------------------------------------------------------------------
 
   fromRoom(message: unknown): void {
@@ -431,9 +329,7 @@ export class HostSide {
       case 'notification': {
         const { requestId } = frame['method'] === 'notifications/cancelled' ? objectIn(frame, 'params') : {};
         const tag = metaIn(frame)[SUBSCRIPTION_ID] ?? requestId;
-        const listening = typeof tag === 'string' ? this.#listening.get(tag) : undefined;
-        if (listening) this.#told(tag as string, listening, frame);
-        else if (typeof tag !== 'string' || !tag.startsWith(OURS)) {
+        if (!this.#changes.told(tag, frame) && (typeof tag !== 'string' || !tag.startsWith(OURS))) {
           this.#o.toHost(this.#session ? withoutProtocolMeta(frame) : frame, this.#about(frame));
         }
         break;
@@ -466,8 +362,7 @@ export class HostSide {
       } catch (cause) {
         this.#refuse(pending.hostId, cause);
       }
-    } else if (typeof id === 'string' && this.#listening.has(id)) this.#lost(id, frame['error']);
-    else if (typeof id !== 'string' || !id.startsWith(OURS)) {
+    } else if (!this.#changes.answered(id, frame['error']) && (typeof id !== 'string' || !id.startsWith(OURS))) {
       const { error } = frame;
       const isDenied = isObject(error) && error['code'] === DENIED;
       this.#o.toHost(isDenied ? rpcError(id, DENIED, this.#denied(error['message'])) : frame);

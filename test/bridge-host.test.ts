@@ -363,11 +363,15 @@ test('changes reach a host that waits to be told of them', async () => {
   expect(clock.sleepers).toBe(0);
 });
 
-test('a subscription that nobody takes is refused to those who wait for it', () => {
+test('a subscription that nobody takes is refused to those who wait for it', async () => {
   initialize();
   host({ id: 5, method: 'resources/subscribe', params: { uri: 'a:b' } });
   room({ id: sent().id, error: { code: -32601, message: 'no such method' } });
   expect(got()).toEqual({ jsonrpc: '2.0', id: 5, error: { code: -32601, message: 'no such method' } });
+  // Of such a server there is nothing to hope for.
+  const { length } = toRoom;
+  await clock.advance(3_000_000);
+  expect(toRoom.length).toBe(length);
   // And to one that never said that it is ready.
   host({ id: 6, method: 'initialize', params: { protocolVersion: '2025-11-25', capabilities: {} } });
   discovered();
