@@ -626,7 +626,7 @@ export class Session implements Channel {
       // So many cannot be lost: the other end was resumed, which need not have cost anything.
       if (seq - floor < 2n ** 40n) {
         const gap = new RingGap(this.room, Number(floor + 1n), Number(seq), 'overflow');
-        for (const listener of this.#listeners) listener.gap(gap);
+        this.#tell((listener) => listener.gap(gap));
       }
     }
     const { kind, text } = unmarshalMessage(plain);
@@ -634,11 +634,22 @@ export class Session implements Channel {
     if (kind === 'close') this.#shut('the other end closed it');
     if (kind === 'say' && isRpc(text)) {
       const frame = { from: `parley:${toBase64url(from)}`, text, room: this.room, seq: ++this.#count, nonce: `${seq}` };
-      for (const listener of this.#listeners) listener.message(frame);
+      this.#tell((listener) => listener.message(frame));
       if (this.#listeners.size) return;
       if (frames.length < MAX_QUEUE) return void frames.push(frame);
     } else if (!this.#listeners.size || inbox.length < MAX_QUEUE) return void inbox.push({ kind, text, from });
     onEvent({ kind: 'skipped', seq: `${seq}`, reason: 'nobody reads' });
+  }
+
+  // One that fails keeps nothing from the others, nor ends the session.
+  #tell(what: (listener: Listener) => void): void {
+    for (const listener of [...this.#listeners]) {
+      try {
+        what(listener);
+      } catch (cause) {
+        this.#http.onEvent({ kind: 'listener-error', cause });
+      }
+    }
   }
 
   // Reads for those who listen, until none does or the channel is closed.
@@ -666,7 +677,7 @@ export class Session implements Channel {
       }
     }
     this.#pumping = false;
-    for (const listener of this.#listeners) listener.end(cause);
+    this.#tell((listener) => listener.end(cause));
     this.#listeners.clear();
     this.#ring();
   }

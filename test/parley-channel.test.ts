@@ -52,6 +52,27 @@ function serving({ opener, fetch }: World, methods: Map<string, any>, more: obje
 }
 
 describe('JSON-RPC over a session', () => {
+  test('a listener that throws neither ends the session nor keeps anything from the others', async () => {
+    const world = await pair();
+    const server = serving(world, new Map([['add', ({ a, b }: any) => a + b]]));
+    const { joiner, signer, fetch } = world;
+    let thrown = 0;
+    const leave = await joiner.listen({
+      message: () => {
+        thrown++;
+        throw new Error('mine');
+      },
+      gap: () => {},
+      end: () => {},
+    });
+    const o = { fetch, base: 'http://local' };
+    for (let a = 0; a < 3; a++) expect(await call(joiner, 'add', { a, b: 2 }, signer, o)).toBe(a + 2);
+    expect(thrown).toBe(3);
+    leave();
+    server.stop();
+    await server.done;
+  });
+
   test('a call finishes the handshake by itself, and comes back', async () => {
     const world = await pair();
     const seen: string[] = [];

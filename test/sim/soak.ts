@@ -23,9 +23,11 @@ export interface Soaked {
 
 const CALLERS = 8;
 /** Calls of a client before another one, with another key and another mailbox, takes its place. */
-const CALLS_OF_ONE = 50;
+const CALLS_OF_ONE = 25;
+/** Most clients; more than there are inboxes and feeds kept for. All have been there after a tenth of the calls. */
+const CLIENTS = 300;
 const BIG = 'b'.repeat(5000);
-const FREE = { readsPerMinute: 1e9, writesPerMinute: 1e9, newRoomsPerDay: 1e9, roomRingBytes: 100_000 };
+const FREE = { readsPerMinute: 1e9, writesPerMinute: 1e9, newRoomsPerDay: 1e9, roomRingBytes: 20_000 };
 
 /** Many calls by clients that come and go, through one transport, to one server. */
 export async function soak(calls: number): Promise<Soaked> {
@@ -76,15 +78,16 @@ export async function soak(calls: number): Promise<Soaked> {
   };
   const begun = performance.now();
   let n = 0;
-  let clients = 0;
+  let turn = 0;
+  const clients = Array.from({ length: Math.min(CLIENTS, 1 + Math.floor(calls / 400)) }, (_, i) => ({
+    key: calm.signer(),
+    replyTo: `mb-p-client${i}`,
+  }));
   const work = Array.from({ length: CALLERS }, async () => {
-    let key = calm.signer();
-    let replyTo = '';
+    let client = clients[0]!;
     for (let own = 0; n < calls; own++) {
-      if (own % CALLS_OF_ONE === 0) {
-        key = calm.signer();
-        replyTo = `mb-p-client${clients++}`;
-      }
+      if (own % CALLS_OF_ONE === 0) client = clients[turn++ % clients.length]!;
+      const { key, replyTo } = client;
       const mine = ++n;
       const method = ['double', 'double', 'look', 'fail', mine % 40 === 4 ? 'big' : 'double'][mine % 5]!;
       let outcome = 'right';
