@@ -69,6 +69,7 @@ function messagesOf(records: unknown[]): Message[] {
 /**
  * The JSON view of a room. Records without the shape of a message are left out.
  *
+ * @internal
  * @throws Unavailable not such a view: a proxy's page, a cut body
  */
 export function viewOf(room: string, text: string): PolledView {
