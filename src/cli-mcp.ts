@@ -326,14 +326,14 @@ export const mcpCommands: Record<string, Command> = {
     flags: {
       ...SERVICE,
       ...KEY,
-      mailbox: { value: 'name', about: 'default: one that only this key can name, for this command' },
+      mailbox: { value: 'name', about: 'default: one that only this key can name, another for each command' },
       allow: { value: 'did', about: 'a key that may call; repeatable', multiple: true },
       pair: { about: 'a code, shown here and typed there, lets one more key in' },
       public: { about: 'everybody may call' },
       ...VERBOSE,
     },
     more: `Closed to everybody but the keys that were allowed or paired; those paired are remembered in the key directory. What
-callers send reaches the command as it is: it can do there whatever the command lets its user do.`,
+callers send reaches the command as it is: it can do there whatever the command lets its user do. Options stand before --.`,
     run: serveOne,
   },
   'mcp connect': {
