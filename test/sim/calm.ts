@@ -107,14 +107,13 @@ export async function idleDays(days: number, profile: Profile): Promise<Idle> {
   };
 }
 
-/** How many signed calls, so many at a time by each of some callers, a second of real time holds. */
-export async function signedCalls(calls: number, callers: number, atOnce: number, profile: Profile): Promise<number> {
+/** Signed calls, so many at a time by each of some callers. */
+export async function signedCalls(calls: number, callers: number, atOnce: number, profile: Profile): Promise<void> {
   const free = { readsPerMinute: 1e9, writesPerMinute: 1e9, newRoomsPerDay: 1e9, waitersPerAddress: 1e6, waiters: 1e6 };
   const calm = new Calm(1, profile, free);
   const signer = calm.signer();
   const methods = new Map<string, Handler>([['add', ({ a, b }) => a + b]]);
   const end = await calm.serve('mb-p-busy', signer, { ...calm.program('server'), methods });
-  const begun = performance.now();
   let n = 0;
   const work = Array.from({ length: callers }, (_, i) => {
     const o = { ...calm.program(`caller${i}`), replyTo: `mb-p-caller${i}`, peer: signer.did };
@@ -128,9 +127,7 @@ export async function signedCalls(calls: number, callers: number, atOnce: number
     });
   }).flat();
   await calm.run(Promise.all(work));
-  const seconds = (performance.now() - begun) / 1000;
   await end();
-  return calls / seconds;
 }
 
 /** What became of a year. */
@@ -147,7 +144,40 @@ export interface Year {
   stats: LocalService['stats'];
 }
 
-const BIG = 'b'.repeat(6000);
+const BIG = 'b'.repeat(5000);
+
+/** What is asked for: `ran` is told of each run that may happen only once. */
+export function methodsOf(ran: (n: number, name: string) => void): Map<string, Handler> {
+  const once =
+    (answer: (n: number) => unknown): Handler =>
+    ({ n }, { from, id }) => {
+      ran(n, `${from} ${id}`);
+      return answer(n);
+    };
+  return new Map<string, Handler>([
+    ['double', once((n) => 2 * n)],
+    ['look', idempotent(({ n }) => 2 * n)],
+    ['big', once((n) => `${n} ${BIG}`)],
+    [
+      'fail',
+      once((n) => {
+        throw new RpcError(77, `failed ${n}`);
+      }),
+    ],
+  ]);
+}
+
+/** How a call ended: `right`, or the code of the error; what neither is right nor an error of ours goes to `wrong`. */
+export async function outcomeOf(answer: Promise<unknown>, method: string, n: number, wrong: string[]): Promise<string> {
+  try {
+    if ((await answer) !== (method === 'big' ? `${n} ${BIG}` : 2 * n)) wrong.push(`${method} ${n}`);
+    return 'right';
+  } catch (cause) {
+    if (!TechnocoreError.is(cause)) wrong.push(`${method} ${n}: ${(cause as Error).stack}`);
+    const isRight = method === 'fail' && cause instanceof RpcError && cause.rpc.message === `failed ${n}`;
+    return isRight ? 'right' : (cause as TechnocoreError).code;
+  }
+}
 
 /**
  * A year in which a server is up for an hour on most days, on its own ledger and place, and called by several: at times one
@@ -170,42 +200,16 @@ export async function mixedYear(days: number, profile: Profile, seed = 1): Promi
     stats: calm.service.stats,
   };
   const runs = new Map<string, number>();
-  const once =
-    (answer: (n: number) => unknown): Handler =>
-    ({ n }, { from, id }) => {
-      const name = `${from} ${id}`;
-      runs.set(name, (runs.get(name) ?? 0) + 1);
-      if (runs.get(name) === 2) year.ranTwice.push(`${n}`);
-      return answer(n);
-    };
-  const methods = new Map<string, Handler>([
-    ['double', once((n) => 2 * n)],
-    ['look', idempotent(({ n }) => 2 * n)],
-    ['big', once((n) => `${n} ${BIG}`)],
-    [
-      'fail',
-      once((n) => {
-        throw new RpcError(77, `failed ${n}`);
-      }),
-    ],
-  ]);
+  const methods = methodsOf((n, name) => {
+    runs.set(name, (runs.get(name) ?? 0) + 1);
+    if (runs.get(name) === 2) year.ranTwice.push(`${n}`);
+  });
   const ask = async (i: number, n: number, batch: boolean, o: Options): Promise<void> => {
     const method = random.pick(['double', 'double', 'look', 'big', 'fail']);
     year.calls++;
-    let outcome = 'right';
-    const count = (): void => {
-      year.outcomes[outcome] = (year.outcomes[outcome] ?? 0) + 1;
-    };
-    try {
-      const how = { ...o, replyTo: `mb-p-client${i}`, peer: signer.did, batch, timeoutMs: 2 * MINUTE };
-      const answer = await call('mb-p-yearly', method, { n }, keys[i]!, how);
-      if (answer !== (method === 'big' ? `${n} ${BIG}` : 2 * n)) year.wrong.push(`${method} ${n}`);
-    } catch (cause) {
-      if (!TechnocoreError.is(cause)) year.wrong.push(`${method} ${n}: ${(cause as Error).stack}`);
-      const isRight = method === 'fail' && cause instanceof RpcError && cause.rpc.message === `failed ${n}`;
-      outcome = isRight ? 'right' : (cause as TechnocoreError).code;
-    }
-    count();
+    const how = { ...o, replyTo: `mb-p-client${i}`, peer: signer.did, batch, timeoutMs: 2 * MINUTE };
+    const outcome = await outcomeOf(call('mb-p-yearly', method, { n }, keys[i]!, how), method, n, year.wrong);
+    year.outcomes[outcome] = (year.outcomes[outcome] ?? 0) + 1;
   };
   let n = 0;
   for (let day = 0; day < days; day++) {

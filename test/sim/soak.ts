@@ -1,10 +1,8 @@
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { call } from '../../src/call.ts';
-import { type Handler, idempotent } from '../../src/dispatch.ts';
-import { RpcError, TechnocoreError } from '../../src/errors.ts';
 import { transportOf } from '../../src/http.ts';
-import { Calm } from './calm.ts';
+import { Calm, methodsOf, outcomeOf } from './calm.ts';
 import { census } from './census.ts';
 
 /** What many calls left behind. */
@@ -26,7 +24,6 @@ const CALLERS = 8;
 const CALLS_OF_ONE = 25;
 /** Most clients; more than there are inboxes and feeds kept for. All have been there after a tenth of the calls. */
 const CLIENTS = 300;
-const BIG = 'b'.repeat(5000);
 const FREE = { readsPerMinute: 1e9, writesPerMinute: 1e9, newRoomsPerDay: 1e9, roomRingBytes: 20_000 };
 
 /** Many calls by clients that come and go, through one transport, to one server. */
@@ -47,26 +44,12 @@ export async function soak(calls: number): Promise<Soaked> {
     held: [new Map(), new Map()],
     ranTwice: 0,
   };
-  const once =
-    (answer: (n: number) => unknown): Handler =>
-    ({ n }) => {
-      if (runs.has(`${n}`)) report.ranTwice++;
-      // As many as can be under way; what our own books take is not to be counted as the library's.
-      runs.add(`${n}`);
-      if (runs.size > 1000) runs.delete(runs.values().next().value!);
-      return answer(n);
-    };
-  const methods = new Map<string, Handler>([
-    ['double', once((n) => 2 * n)],
-    ['look', idempotent(({ n }) => 2 * n)],
-    ['big', once((n) => `${n} ${BIG}`)],
-    [
-      'fail',
-      once((n) => {
-        throw new RpcError(77, `failed ${n}`);
-      }),
-    ],
-  ]);
+  const methods = methodsOf((n) => {
+    if (runs.has(`${n}`)) report.ranTwice++;
+    // As many as can be under way; what our own books take is not to be counted as the library's.
+    runs.add(`${n}`);
+    if (runs.size > 1000) runs.delete(runs.values().next().value!);
+  });
   const end = await calm.serve('mb-p-soaked', signer, { ...served, methods });
   const measure = (at: 0 | 1): void => {
     report.held[at] = new Map([
@@ -90,16 +73,9 @@ export async function soak(calls: number): Promise<Soaked> {
       const { key, replyTo } = client;
       const mine = ++n;
       const method = ['double', 'double', 'look', 'fail', mine % 40 === 4 ? 'big' : 'double'][mine % 5]!;
-      let outcome = 'right';
-      try {
-        const how = { ...o, replyTo, peer: signer.did, batch: mine % 3 === 0 };
-        const answer = await call('mb-p-soaked', method, { n: mine }, key, how);
-        if (answer !== (method === 'big' ? `${mine} ${BIG}` : 2 * mine)) report.wrong.push(`${method} ${mine}`);
-      } catch (cause) {
-        if (!TechnocoreError.is(cause)) report.wrong.push(`${method} ${mine}: ${(cause as Error).stack}`);
-        const isRight = method === 'fail' && cause instanceof RpcError && cause.rpc.message === `failed ${mine}`;
-        outcome = isRight ? 'right' : (cause as TechnocoreError).code;
-      }
+      const how = { ...o, replyTo, peer: signer.did, batch: mine % 3 === 0 };
+      const answer = call('mb-p-soaked', method, { n: mine }, key, how);
+      const outcome = await outcomeOf(answer, method, mine, report.wrong);
       report.outcomes[outcome] = (report.outcomes[outcome] ?? 0) + 1;
       if (mine === Math.floor(calls / 10)) measure(0);
       // Answers are kept for ten minutes: as many of them as a tenth of all calls.
