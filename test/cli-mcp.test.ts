@@ -270,6 +270,8 @@ test('a server of everything: progress, questions, resources, prompts, over stdi
   await kill(serving.process);
   await serve('all', ['--allow', host.did], [SERVERS.everything, 'stdio']);
   expect(await outcome).toMatchObject({ code: 1001 });
+  // Its input has ended, and it works on what it was asked all the same.
+  process.kill(spied('all').pids[0]!, 'SIGKILL');
   expect(calls()).toBe(1);
 
   // A service that has forgotten everything costs at most what was under way.
