@@ -73,6 +73,8 @@ export const PROBES_MS: readonly number[] = [175, 290, 350, 430];
 const EXPECT_MS = 1500;
 /** How long after the first of two parked reads the second is parked, ms: half a step. */
 export const STAGGER_MS = 250;
+/** How far from that the two may come, ms, by what holds us up now and then. */
+const DRIFT_MS = 50;
 /** A second read that is answered early is one too many for this address; how long it stays away, ms. */
 const STAGGER_PAUSE_MS = 600_000;
 /** Shares of the read budget that must be left for a probe and for a second parked read. */
@@ -194,6 +196,8 @@ export class Feed {
   #prober: AbortController | undefined;
   #nudged = false;
   #noStaggerUntil = 0;
+  /** When the first of two reads was parked. */
+  #parkedAt = 0;
 
   constructor(t: Transport, room: string) {
     this.#t = t;
@@ -351,6 +355,7 @@ export class Feed {
           second = false;
         });
       }
+      this.#parkedAt = clock.now();
       return this.#read(waitMs, signal);
     };
     try {
@@ -402,6 +407,8 @@ export class Feed {
     try {
       await clock.sleep(STAGGER_MS, signal);
       const step = async (waitMs: number): Promise<Polled<boolean>> => {
+        const late = STAGGER_MS - ((clock.now() - this.#parkedAt) % (2 * STAGGER_MS));
+        if (Math.abs(late) > DRIFT_MS) await clock.sleep(late > 0 ? late : late + 2 * STAGGER_MS, signal);
         const start = clock.now();
         const polled = await this.#read(waitMs, signal);
         const early = polled.value === undefined && (polled.held === false || clock.now() - start < STAGGER_MS);

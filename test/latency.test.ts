@@ -207,3 +207,34 @@ describe.each(PROFILES)('sixty calls with random gaps, readers woken twice a sec
     expect(perCall).toBeLessThanOrEqual(5);
   });
 });
+
+it('the two parked reads stay apart, though each is held up now and then', async () => {
+  const random = new Random(2, 'drift');
+  const w = world('0.7', { wakeStepMs: STEP_MS, readsPerMinute: 120, writesPerMinute: 30 });
+  const late = (address: string): Options => {
+    const reach = w.service.client(address);
+    const fetch = (async (url: string, init: RequestInit) => {
+      await w.clock.sleep(random.between(1, 30));
+      const response = await reach(url, init);
+      await w.clock.sleep(random.between(1, 30));
+      return response;
+    }) as typeof globalThis.fetch;
+    return { ...w.o, fetch };
+  };
+  const stop = new AbortController();
+  const methods = new Map<string, Handler>([['quick', () => 'done']]);
+  const ended = serve(MAILBOX, callee, { ...late('server'), methods, signal: stop.signal });
+  await w.clock.advance(2000);
+  const o = { ...late('caller'), replyTo: REPLY };
+  const took: number[] = [];
+  for (let i = 0; i < 120; i++) {
+    await w.clock.advance(random.between(2500, 5500));
+    const begun = w.clock.now();
+    await w.run(call(MAILBOX, 'quick', {}, caller, o).then(() => took.push(w.clock.now() - begun)));
+  }
+  took.sort((a, b) => a - b);
+  expect(took[108]).toBeLessThan(400);
+  expect(took[116]).toBeLessThan(450);
+  stop.abort();
+  await w.run(ended);
+});
