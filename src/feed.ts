@@ -256,7 +256,10 @@ export class Feed {
 
   /** The end of the room was seen just now: who begins to listen need not look for it. */
   sawEnd(place: Place): void {
-    if (this.#loop || this.#starting || this.#cursor.since !== undefined) return;
+    if (this.#loop || this.#starting) return;
+    const { since } = this.#cursor;
+    // Without generations, what the cursor stands at is what tells a room from the one before it.
+    if (since !== undefined && (place.generation === undefined || place.since < since)) return;
     this.#cursor.place = place;
     this.#idleSince = this.#t.clock.now();
   }
