@@ -12,6 +12,7 @@ export class Budget {
   readonly #clock: Clock;
   readonly #bucket: 'read' | 'write';
   #perMinute: number | undefined;
+  #isAssumed = false;
   /** Below zero: that many requests have a turn in the future. */
   #tokens = 0;
   #at: number;
@@ -39,12 +40,24 @@ export class Budget {
 
   /** The server said how many a minute it grants, and perhaps how many are left. */
   learn(perMinute: number, left: number = Number.POSITIVE_INFINITY): void {
-    if (!(perMinute >= 1 && perMinute < 1e9)) return;
+    if (!(perMinute >= 1 && perMinute < 1e9)) {
+      if (this.#isAssumed) this.#perMinute = undefined;
+      this.#isAssumed = false;
+      return;
+    }
+    this.#isAssumed = false;
     // What was spent before anybody knew counts.
     if (this.#perMinute === undefined) this.#tokens += perMinute;
     else this.#refill();
     this.#perMinute = perMinute;
     this.#tokens = Math.min(this.#tokens, perMinute, left);
+  }
+
+  /** The server could not be asked: until it says, it is taken to grant so many a minute. */
+  assume(perMinute: number): void {
+    if (this.#perMinute !== undefined) return;
+    this.learn(perMinute);
+    this.#isAssumed = true;
   }
 
   /** The server refused one: nothing goes for `afterMs`, or a minute, after which every account by the minute is full. */

@@ -59,13 +59,16 @@ export function uncached(t: Transport): string {
 const LIMITS = {};
 const RELEARN_MS = 3_600_000;
 /** When it is asked again after it could not be, ms. */
-const RETRY_MS = 60_000;
+const RETRY_MS = 15_000;
+/** What the public service grants an address in a minute; taken for granted where a service cannot be asked. */
+const PUBLIC_READS = 120;
+const PUBLIC_WRITES = 30;
 /** How long the answer may take, ms: others wait for it. */
 const LEARN_MS = 2000;
 
 /**
  * Asks the service once an hour for its limits, so that budgets hold before they are refused. A service that does not say
- * has none that we know.
+ * has none that we know; one that cannot be asked has those of the public one until it can.
  *
  * @returns resolves when they are known, as far as they will be; never rejects
  */
@@ -79,6 +82,8 @@ export function learnLimits(t: Transport): Promise<void> {
   known.at = now;
   const learned = askLimits(t).catch(() => {
     known.at = now - RELEARN_MS + RETRY_MS;
+    budgetOf(t, 'read').assume(PUBLIC_READS);
+    budgetOf(t, 'write').assume(PUBLIC_WRITES);
   });
   // Only the first time does anybody have to wait for it.
   return (known.first ??= learned);
@@ -86,13 +91,20 @@ export function learnLimits(t: Transport): Promise<void> {
 
 async function askLimits(t: Transport): Promise<void> {
   const reply = await request(t, { path: '/.well-known/agent.json', maxBytes: 1 << 20, timeoutMs: LEARN_MS });
-  if (reply.status === 404) return;
-  if (reply.status !== 200) throw failureOf(reply, 'read', t.clock);
-  const manifest: unknown = JSON.parse(reply.text);
-  const limits = isObject(manifest) ? manifest['limits'] : undefined;
-  if (!isObject(limits)) return;
+  if (reply.status !== 200 && reply.status !== 404) throw failureOf(reply, 'read', t.clock);
+  const manifest = reply.status === 200 ? decodeJson(reply.text) : undefined;
+  const limits = isObject(manifest) && isObject(manifest['limits']) ? manifest['limits'] : {};
   budgetOf(t, 'read').learn(Number(limits['reads_per_minute_per_ip']));
   budgetOf(t, 'write').learn(Number(limits['writes_per_minute_per_ip']));
+}
+
+function decodeJson(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    // A page of something else's.
+    return undefined;
+  }
 }
 
 /** The error a refusal stands for: by the tokens that later versions keep, then by status. */

@@ -179,8 +179,6 @@ describe('lanes', () => {
 });
 
 describe('limits', () => {
-  const manifest = { limits: { reads_per_minute_per_ip: 120, writes_per_minute_per_ip: 30 } };
-
   test('are learned from the manifest once an hour, in the background', async () => {
     const { t, clock, service } = world('modern', { readsPerMinute: 50, writesPerMinute: 7 });
     learnLimits(t);
@@ -202,7 +200,6 @@ describe('limits', () => {
     ['no limits', 200, '{}'],
     ['limits that are none', 200, '{"limits":[]}'],
     ['numbers that are none', 200, '{"limits":{"reads_per_minute_per_ip":"many","writes_per_minute_per_ip":-1}}'],
-    ['trouble', 500, JSON.stringify(manifest)],
   ])('%s: none are known, and nothing breaks', async (_name, status, body) => {
     const { base } = await faker((_request, response) => response.writeHead(status).end(body));
     const t = transportOf({ base });
@@ -210,6 +207,26 @@ describe('limits', () => {
     await new Promise((resolve) => setTimeout(resolve, 50));
     expect([budgetOf(t, 'read').perMinute, budgetOf(t, 'write').perMinute]).toEqual([undefined, undefined]);
   });
+});
+
+test('a service that cannot be asked is taken to have the limits of the public one, until it can', async () => {
+  for (const [body, known] of [
+    [JSON.stringify({ limits: { reads_per_minute_per_ip: 600, writes_per_minute_per_ip: 300 } }), [600, 300]],
+    ['{}', [undefined, undefined]],
+  ] as const) {
+    const { o, clock } = world();
+    let status = 503;
+    const t = transportOf({ ...o, fetch: (async () => new Response(body, { status })) as typeof fetch });
+    const limits = () => [budgetOf(t, 'read').perMinute, budgetOf(t, 'write').perMinute];
+    await learnLimits(t);
+    expect(limits()).toEqual([120, 30]);
+    status = 200;
+    await clock.advance(15_000);
+    learnLimits(t);
+    await settled();
+    await settled();
+    expect(limits()).toEqual(known);
+  }
 });
 
 test('no two reads have one URL, in one process or two', () => {
