@@ -90,6 +90,7 @@ export class Worker {
 
   constructor(command: string, args: string[] = []) {
     this.#child = spawn(command, args, { stdio: ['pipe', 'pipe', 'inherit'] });
+    process.once('exit', () => this.#child.kill());
     this.#lines = createInterface({ input: this.#child.stdout })[Symbol.asyncIterator]();
   }
 

@@ -43,6 +43,7 @@ export async function daemon(
   ready: RegExp,
 ): Promise<{ said: string; end(): Promise<void> }> {
   const child: ChildProcess = spawn(command, args, { stdio: ['ignore', 'pipe', 'pipe'] });
+  process.once('exit', () => child.kill());
   const end = async (): Promise<void> => {
     if (child.exitCode !== null || child.signalCode !== null) return;
     const gone = once(child, 'exit');
