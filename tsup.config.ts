@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto';
 import { readdirSync, readFileSync } from 'node:fs';
 import { defineConfig } from 'tsup';
-import { extract } from './tools/api.ts';
+import { extract } from './test/api/declarations.ts';
 
 const { version, dependencies } = JSON.parse(readFileSync('package.json', 'utf8'));
 const sources = createHash('sha256');

@@ -5,6 +5,7 @@
  * @module
  */
 import type { Channel, SendOptions, Sent } from './channel.ts';
+import { OVER } from './clock.ts';
 import { isMcpMethod } from './dispatch.ts';
 import { RateLimited } from './errors.ts';
 import { isObject, MAX_TEXT } from './frames.ts';
@@ -134,7 +135,7 @@ class Batcher {
       const stop = new AbortController();
       let left = members.length;
       const onAbort = (): void => {
-        if (--left === 0) stop.abort();
+        if (--left === 0) stop.abort(OVER);
       };
       for (const { signal } of members) signal?.addEventListener('abort', onAbort);
       try {

@@ -17,6 +17,7 @@ import {
   mailboxPair,
   type Sent,
 } from './channel.ts';
+import { OVER } from './clock.ts';
 import { classify, INTERRUPTED, resultOf, rpcNotification, rpcRequest } from './dispatch.ts';
 import { BadKey, BadName, CallTimeout, FrameTooLong, type RingGap, TechnocoreError } from './errors.ts';
 import { feedOf } from './feed.ts';
@@ -157,7 +158,7 @@ class Inbox {
     session = {
       ready,
       stop() {
-        stop.abort();
+        stop.abort(OVER);
         ready.then(
           (end) => end(),
           () => {},
@@ -409,7 +410,7 @@ export async function converse(
   const extend = (ms: number): void => {
     if (!isExtended) void endAfter(maxMs - timeoutMs, stop.signal);
     isExtended = true;
-    timer.abort();
+    timer.abort(OVER);
     timer = new AbortController();
     void endAfter(ms, timer.signal);
     deadline = clock.now() + ms;
@@ -448,7 +449,7 @@ export async function converse(
     // What the answer was is lost to us. The kept one comes for the same request; without another try it is an error.
     const missed = (cause: unknown): void => {
       lost = true;
-      if (attempt < retries) pause.abort();
+      if (attempt < retries) pause.abort(OVER);
       else stop.abort(cause);
     };
     const spilled = new Map<string, number>();
@@ -558,10 +559,10 @@ export async function converse(
       if (attempt === 0) written?.();
       if (attempt === retries) break;
       pause = new AbortController();
-      if (lost) pause.abort();
+      if (lost) pause.abort(OVER);
       lost = false;
       const slept = clock.sleep(interval, pause.signal).catch(() => {});
-      const over = await Promise.race([slept, finished.then(() => true)]).finally(() => pause.abort());
+      const over = await Promise.race([slept, finished.then(() => true)]).finally(() => pause.abort(OVER));
       if (over === true) return;
       t.onEvent({ kind: 'retry', room, id, afterMs: 0 });
     }
@@ -573,8 +574,8 @@ export async function converse(
     throw reason;
   } finally {
     forgetAbort();
-    stop.abort();
-    timer.abort();
+    stop.abort(OVER);
+    timer.abort(OVER);
     forget?.();
     answered?.();
     leave?.();

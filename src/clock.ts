@@ -64,6 +64,9 @@ export function onAbort(signal: AbortSignal | undefined, run: () => void): () =>
   };
 }
 
+/** Why an inner wait ends that nobody asks about. Without a reason each abort would make an exception with a stack. */
+export const OVER = 'over';
+
 /** Runs a task in a turn of its own, behind all that is due already. That takes no time of any clock. */
 export function nextTurn(task: () => void): void {
   const { setImmediate } = globalThis as { setImmediate?: (task: () => void) => void };

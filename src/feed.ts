@@ -4,6 +4,7 @@
  *
  * @module
  */
+import { OVER } from './clock.ts';
 import type { RingGap } from './errors.ts';
 import { budgetOf, Joint, orAbort, type Polled, poll, retrying, rhythmOf, sharedOf, type Transport } from './http.ts';
 import { type Message, verifyMessage } from './messages.ts';
@@ -64,11 +65,8 @@ export function authorOf(t: Transport, room: string, m: Message): string {
   return m.from;
 }
 
-/**
- * When to look after a write of ours, ms, where readers are woken in steps; then it is time to park. An answer is there by
- * the second time if nobody was held up; the later ones save those that were from waiting for half a second more.
- */
-export const PROBES_MS: readonly number[] = [175, 290, 350, 430];
+/** When to look after a write of ours, ms, where readers are woken in steps; then it is time to park. */
+export const PROBES_MS: readonly number[] = [175, 290];
 /** How long parking waits for the write that a listener is there for, ms. */
 const EXPECT_MS = 1500;
 /** How long after the first of two parked reads the second is parked, ms: half a step. */
@@ -227,8 +225,8 @@ export class Feed {
     this.#listeners.add(registration);
     const leave = (): void => {
       if (!this.#listeners.delete(registration) || this.#listeners.size > 0) return;
-      this.#loop?.abort();
-      this.#prober?.abort();
+      this.#loop?.abort(OVER);
+      this.#prober?.abort(OVER);
       this.#loop = undefined;
       this.#idleSince = this.#t.clock.now();
     };
@@ -290,11 +288,11 @@ export class Feed {
     const { clock } = this.#t;
     if (!loop || !rhythmOf(this.#t).coarse) return;
     this.#holdUntil = clock.now() + (this.#affords(PROBE_SHARE) ? PROBES_MS.at(-1)! : 0);
-    this.#wake?.abort();
+    this.#wake?.abort(OVER);
     this.#nudged = true;
     // One who waits alone is looked for in his time; among many, when it is somebody's.
     if (this.#prober && this.#expected() > 1) return;
-    this.#prober?.abort();
+    this.#prober?.abort(OVER);
     const prober = new AbortController();
     this.#prober = prober;
     void this.#probe(prober.signal, loop.signal).finally(() => {
@@ -366,8 +364,8 @@ export class Feed {
       for await (const pauseMs of poll(this.#t, step, { signal })) if (pauseMs > 0) await clock.sleep(pauseMs, signal);
     } catch (cause) {
       if (signal.aborted) return;
-      loop.abort();
-      this.#prober?.abort();
+      loop.abort(OVER);
+      this.#prober?.abort(OVER);
       this.#loop = undefined;
       this.#idleSince = clock.now();
       const left = [...this.#listeners];
@@ -386,7 +384,7 @@ export class Feed {
       if (ms <= 0 || ms > EXPECT_MS) return;
       const wake = new AbortController();
       this.#wake = wake;
-      const stop = (): void => wake.abort();
+      const stop = (): void => wake.abort(OVER);
       signal.addEventListener('abort', stop);
       await clock.sleep(ms, wake.signal).catch(() => {});
       signal.removeEventListener('abort', stop);

@@ -5,7 +5,7 @@
  * @module
  */
 import { Budget } from './budget.ts';
-import { type Clock, onAbort, randomFloat, systemClock } from './clock.ts';
+import { type Clock, OVER, onAbort, randomFloat, systemClock } from './clock.ts';
 import { BadName, HttpError, RateLimited, TechnocoreError, Unavailable } from './errors.ts';
 import { isObject } from './frames.ts';
 
@@ -244,9 +244,6 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
   }
 }
 
-// A reason of its own, or each abort would make an exception with a stack that nobody sees.
-const OVER = 'over';
-
 async function bodyOf(response: Response, maxBytes: number, from: typeof fetch): Promise<string> {
   const announced = Number(response.headers.get('content-length') ?? Number.NaN);
   if (announced > maxBytes) throw new Unavailable(`an answer of ${announced} bytes, and the limit is ${maxBytes}`);
@@ -318,7 +315,7 @@ export function within(t: Transport, ms: number, signal?: AbortSignal): { signal
   return {
     signal: stop.signal,
     end() {
-      timer.abort();
+      timer.abort(OVER);
       signal?.removeEventListener('abort', onAbort);
     },
   };

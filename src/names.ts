@@ -63,11 +63,20 @@ export function didFromPublicKey(publicKey: Uint8Array): string {
   return `did:key:z${toBase58(concat(Uint8Array.from(ED25519_PUB), publicKey))}`;
 }
 
+// A program hears the same few DIDs again and again, and base 58 is a division of 34 bytes for each character.
+const lately = new Map<string, Uint8Array>();
+const MAX_LATELY = 256;
+
 /** The 32 bytes in a `did:key` of an Ed25519 key; undefined for every other text. Case counts. */
 export function publicKeyFromDid(did: unknown): Uint8Array | undefined {
   if (typeof did !== 'string' || did.length !== 56 || !did.startsWith('did:key:z6Mk')) return undefined;
+  const known = lately.get(did);
+  if (known) return known.slice();
   const bytes = fromBase58(did.slice(9));
-  return bytes?.length === 34 && ED25519_PUB.every((byte, i) => bytes[i] === byte) ? bytes.slice(2) : undefined;
+  if (bytes?.length !== 34 || !ED25519_PUB.every((byte, i) => bytes[i] === byte)) return undefined;
+  if (lately.size >= MAX_LATELY) lately.clear();
+  lately.set(did, bytes.slice(2));
+  return bytes.slice(2);
 }
 
 /** True for a `did:key` of an Ed25519 key as the service takes it. Whether the key is any good, {@link verify} decides. */

@@ -10,7 +10,7 @@ import { formatMessage } from 'publint/utils';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { createLocalService, type Listening } from '../src/local.ts';
 import { follow } from '../src/technocore-rpc.ts';
-import { ENTRIES, extract } from '../tools/api.ts';
+import { ENTRIES, extract } from './api/declarations.ts';
 import { buildVendor, sourceDigest } from './build.ts';
 import { FREE } from './support.ts';
 

@@ -1,7 +1,7 @@
 // `npm run docs`: the API reference, one page a name, out of the doc comments. Written to docs/api, which is not kept.
 import { execFileSync } from 'node:child_process';
 import { mkdirSync, rmSync } from 'node:fs';
-import { ENTRIES, extract } from './api.ts';
+import { ENTRIES, extract } from './declarations.ts';
 
 const models = 'node_modules/.cache/api';
 rmSync('docs/api', { recursive: true, force: true });
