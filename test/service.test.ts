@@ -42,6 +42,7 @@ describe('refusals', () => {
       '403 nonce 5 was already used for /r/d-x (last 9)\n',
       { code: 'stale_nonce', last: '9' },
     ],
+    ['a stale nonce, cut off', 400, '400 nonce 5 is not great', { code: 'unavailable' }],
     ['fault 38: rooms', 400, '400 room limit reached (5120 rooms)\n', { code: 'capacity_reached' }],
     [
       'fault 38: room storage',
