@@ -30,6 +30,9 @@ import { checkedMeta, isMcpId } from './mcp.ts';
 
 /** Most bytes of one message: more than a room carries. */
 const MAX_BODY = 4 << 20;
+/** How long a request may take to arrive, ms, and how many connections there may be. */
+const REQUEST_MS = 30_000;
+const MAX_CONNECTIONS = 512;
 /** Most requests under way, and most sessions. */
 const MAX_OPEN = 256;
 const MAX_SESSIONS = 64;
@@ -97,7 +100,11 @@ export class HttpBridge {
    * @throws TechnocoreError `no_port`: the port cannot be had
    */
   async listen(port: number): Promise<string> {
-    const server = createServer((request, response) => void this.handle(request, response));
+    const server = createServer(
+      { requestTimeout: REQUEST_MS },
+      (request, response) => void this.handle(request, response),
+    );
+    server.maxConnections = MAX_CONNECTIONS;
     this.#server = server;
     await new Promise<void>((resolve, reject) => {
       server.once('error', (cause) =>

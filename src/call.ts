@@ -65,11 +65,11 @@ type Member = { [key: string]: Json };
  */
 const ANSWER_SHARE = 0.25;
 const ANSWER_MS = 10_000;
+/** How far ahead of our clock a nonce may be that a server asks for, ms: a day, as for those that the service asks for. */
+const MAX_AHEAD_MS = 86_400_000;
 /** Most spilled answers that one call looks at, of one key, and most keys. */
 const MAX_SPILLED_FRAMES = 4;
 const MAX_SPILLERS = 16;
-/** How far ahead of our clock a nonce may be that a server asks for, ms: a day, as for those that the service asks for. */
-const MAX_AHEAD_MS = 86_400_000;
 
 /** What a conversation makes of a frame that reached it: the end, a sign of life (good for so many ms), or nothing of its own. */
 export type Taken = 'done' | 'alive' | number | undefined;
@@ -93,7 +93,7 @@ export interface Conversation {
 /** One conversation as the inbox knows it. */
 interface Waiting {
   /** A response with its id, or any notification. */
-  take(frame: Member, kind: 'response' | 'notification' | 'spilled', from: string): void;
+  take(frame: Member, kind: 'response' | 'notification' | 'spilled', from: string, at?: number): void;
   lost(gap: RingGap): void;
   fail(cause: unknown): void;
 }
@@ -188,7 +188,7 @@ class Inbox {
       if (kind === 'response' || kind === 'spilled') {
         const { id } = member as Member;
         const waiting = typeof id === 'string' ? this.#waiting.get(id) : undefined;
-        if (waiting) waiting.take(member as Member, kind, m.from);
+        if (waiting) waiting.take(member as Member, kind, m.from, m.at);
         else if (typeof id === 'string' && id.split('.')[1] === this.tag) {
           this.#t.onEvent({ kind: 'late', id, from: m.from, answer: member });
         }
@@ -477,7 +477,7 @@ export async function converse(
     let isAnew = false;
     let anew: (nonce: string) => Promise<void>;
     const waiting: Waiting = {
-      take(frame, kind, from) {
+      take(frame, kind, from, at) {
         if (from === channel.self) return;
         // Another call may have pinned it meanwhile.
         line.peer ??= pins.get(room);
@@ -488,7 +488,7 @@ export async function converse(
           return;
         }
         if (kind === 'spilled') return void unspill(frame, from);
-        const nonce = kind === 'response' && !isAnew ? nonceAsked(frame, clock.now()) : undefined;
+        const nonce = kind === 'response' && !isAnew ? nonceAsked(frame, clock.now(), at) : undefined;
         if (nonce !== undefined) return void anew(nonce);
         try {
           const taken = take(frame, kind);
@@ -582,11 +582,17 @@ export async function converse(
   }
 }
 
-/** The nonce above which a server wants the same request signed, which it refused because it may be old. */
-function nonceAsked({ error }: Member, now: number): string | undefined {
+/**
+ * The nonce above which a server wants the same request signed, which it refused because it may be old.
+ *
+ * @param at when the refusal came, ms: a server began before that, so a later nonce is somebody's who wants us to sign ahead
+ */
+function nonceAsked({ error }: Member, now: number, at: number = now): string | undefined {
   const { code, data } = isObject(error) ? error : {};
   const nonce = code === INTERRUPTED && isObject(data) ? data['nonce'] : undefined;
-  return typeof nonce === 'string' && /^\d{13}$/.test(nonce) && Number(nonce) <= now + MAX_AHEAD_MS ? nonce : undefined;
+  return typeof nonce === 'string' && /^\d{13}$/.test(nonce) && Number(nonce) <= Math.min(at, now + MAX_AHEAD_MS)
+    ? nonce
+    : undefined;
 }
 
 function timeoutError(

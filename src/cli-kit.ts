@@ -132,7 +132,7 @@ export class Args {
     return seconds === undefined ? undefined : seconds * 1000;
   }
 
-  /** Aborts at Ctrl-C or SIGTERM, a second of which ends the process. Who asks for it ends in good order. */
+  /** Aborts at Ctrl-C, SIGTERM or when the terminal is closed, a second of which ends the process. Who asks for it ends in good order. */
   get signal(): AbortSignal {
     if (!this.#interrupt) {
       const interrupt = new AbortController();
@@ -142,6 +142,7 @@ export class Args {
       };
       process.on('SIGINT', onSignal);
       process.on('SIGTERM', onSignal);
+      process.on('SIGHUP', onSignal);
       this.#interrupt = interrupt;
     }
     return this.#interrupt.signal;

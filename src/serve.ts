@@ -130,6 +130,8 @@ interface Reply {
   send(text: string): Promise<void>;
   /** The room it leads to; undefined on a channel. */
   readonly room?: string;
+  /** Whether an answer that is too large may be put into notes for who reads there; default: yes. */
+  readonly spills?: Promise<boolean>;
 }
 
 /** A message of which it does not matter when it came. */
@@ -162,7 +164,7 @@ class Server implements Listener {
   /** What is under way, so that draining can wait for it. */
   readonly #tasks = new Set<Promise<unknown>>();
   /** Each message that is still worked on, in the order of the room. */
-  readonly #unfinished = new Map<number, { from: string; tasks: number }>();
+  readonly #unfinished = new Map<number, { from: string; tasks: number; at: number }>();
   readonly #share: Share | undefined;
   readonly #sharing = new AbortController();
   /** Aborts when what is still under way is given up. */
@@ -380,7 +382,11 @@ class Server implements Listener {
 
   /** Requests that come while others are worked on are a burst of unknown length. */
   expects(): number {
-    return this.#unfinished.size > 1 ? Number.POSITIVE_INFINITY : 0;
+    const since = this.#t.clock.now() - BURST_MS;
+    let young = 0;
+    // One that runs for long is no sign that others come.
+    for (const { at } of this.#unfinished.values()) if (at > since && ++young > 1) return Number.POSITIVE_INFINITY;
+    return 0;
   }
 
   end(cause: unknown): void {
@@ -421,14 +427,17 @@ class Server implements Listener {
   /** @param m the message that is finished with the task; undefined: the place need not wait for it */
   #track(task: Promise<unknown>, m?: Incoming): void {
     this.#tasks.add(task);
-    if (m) this.#unfinished.set(m.seq, { from: m.from, tasks: (this.#unfinished.get(m.seq)?.tasks ?? 0) + 1 });
+    if (m) {
+      const { tasks, at } = this.#unfinished.get(m.seq) ?? { tasks: 0, at: this.#t.clock.now() };
+      this.#unfinished.set(m.seq, { from: m.from, tasks: tasks + 1, at });
+    }
     void task
       .catch((cause) => this.#t.onEvent({ kind: 'skipped', room: this.#room, cause }))
       .finally(() => {
         this.#tasks.delete(task);
         if (!m) return;
-        const tasks = this.#unfinished.get(m.seq)!.tasks - 1;
-        if (tasks > 0) this.#unfinished.set(m.seq, { from: m.from, tasks });
+        const entry = this.#unfinished.get(m.seq)!;
+        if (entry.tasks > 1) this.#unfinished.set(m.seq, { ...entry, tasks: entry.tasks - 1 });
         else this.#unfinished.delete(m.seq);
         this.#save();
       });
@@ -614,7 +623,7 @@ class Server implements Listener {
   /** The answer to such a request. */
   async #inPassing(m: Incoming, request: JsonObject): Promise<string> {
     const answer = await this.#dispatcher.dispatch(request, { from: m.from, room: m.room, service: this.#service });
-    return fitted(encodeLong(answer!), request['id'] as Id, this.#spills(request), this.#limit);
+    return this.#textOf(answer!, request);
   }
 
   /** The text of the answer to one request; undefined when none goes back. */
@@ -749,8 +758,7 @@ class Server implements Listener {
       });
       const answer = await Promise.race([dispatched, late]);
       // Of what was called off nobody knows how far it got; a subscription that ended may begin again.
-      const text =
-        answer === undefined ? interrupted(id) : fitted(encodeLong(answer), id, this.#spills(request), this.#limit);
+      const text = answer === undefined ? interrupted(id) : await this.#textOf(answer, request, reply);
       if (answer === undefined && open) await this.#ledger.forget(m.from, key);
       else await this.#ledger.answer(m.from, key, text);
       return answer === undefined ? undefined : text;
@@ -760,6 +768,20 @@ class Server implements Listener {
       stop.abort(CALL_OVER);
       release();
     }
+  }
+
+  /** An answer as it goes back. What cannot be written is an error, and what goes where nobody reads it is not kept at length. */
+  async #textOf(answer: Json, request: JsonObject, reply?: Reply): Promise<string> {
+    const id = request['id'] as Id;
+    let text: string;
+    try {
+      text = encodeLong(answer);
+    } catch (cause) {
+      this.#told(cause, String(request['method']));
+      return encodeLong(rpcError(id, INTERNAL_ERROR, 'Internal error'));
+    }
+    const spills = text.length > this.#limit && this.#spills(request) && ((await reply?.spills) ?? true);
+    return fitted(text, id, spills, this.#limit);
   }
 
   /** Whether the caller of a request reads answers that are too large for a message, and we can put them somewhere. */
@@ -796,7 +818,11 @@ class Server implements Listener {
       else if (!proof)
         this.#t.onEvent({ kind: 'refused', room, from: m.from, reason: 'the key was never seen in its reply room' });
     };
-    return { send, room };
+    const spills = admitted.then(
+      (proof) => proof === 'proved',
+      () => false,
+    );
+    return { send, room, spills };
   }
 
   /** The text itself, or what stands for it after it was put where a larger one can be. */
@@ -884,6 +910,8 @@ const SERVING = {};
 const DEADLINE_MS = 60_000;
 /** How long answers may take to be written after that, when the server ends, ms. */
 const DRAIN_MS = 30_000;
+/** Requests that came within so long of each other may be a burst, ms. */
+const BURST_MS = 1000;
 /** How often the ledger is told the time, ms. */
 const PASS_MS = 30_000;
 const OVER = new TechnocoreError('over', 'the server has ended');

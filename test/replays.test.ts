@@ -132,6 +132,22 @@ describe.each(PROFILES)('%s', (profile) => {
     await end();
   });
 
+  test('nobody makes a caller sign ahead of the time', async () => {
+    const { w, alice, o } = bank(profile);
+    const calling = call(BOX, 'pay', { n: 1 }, alice, { ...o, replyTo: MINE }).catch((e) => e);
+    let asked: any;
+    await w.until(() => {
+      void read(BOX, w.o).then(({ messages }) => (asked = messages.find(({ from }) => from === alice.did)));
+      return asked;
+    });
+    const data = { nonce: String(w.clock.now() + 60 * MINUTE) };
+    const error = { code: 1001, message: 'Interrupted', data };
+    await w.run(eve.say(MINE, JSON.stringify({ jsonrpc: '2.0', id: JSON.parse(asked.text).id, error }), w.o));
+    expect(await w.run(calling)).toMatchObject({ code: 'rpc', rpc: { code: 1001 } });
+    const { nonce } = await w.run(alice.say(BOX, 'later', o));
+    expect(Number(nonce)).toBeLessThan(w.clock.now() + MINUTE);
+  });
+
   test('a server whose own clock is wrong refuses nobody', async () => {
     for (const hours of [-5, 5]) {
       const { w, alice, o, start } = bank(profile);
