@@ -382,7 +382,8 @@ const NEVER_MADE =
 /** Whether a request that failed surely never left. Where the platform does not say, it may have. */
 export function neverSent(e: unknown): boolean {
   for (let cause: any = e, depth = 0; isObject(cause) && depth < 5; cause = cause['cause'], depth++) {
-    if (NEVER_MADE.test(String(cause['code']))) return true;
+    // A port that no fetch may use.
+    if (NEVER_MADE.test(String(cause['code'])) || cause['message'] === 'bad port') return true;
   }
   return false;
 }
