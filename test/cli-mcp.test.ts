@@ -238,6 +238,13 @@ test('a server of everything: progress, questions, resources, prompts, over stdi
   expect(prompts.length).toBeGreaterThan(0);
   const { messages } = await client.getPrompt({ name: 'simple-prompt' });
   expect(messages.length).toBe(1);
+  // The same server, begun by a handshake, for a client that knows none.
+  const modern = await newClient(connect('all', serving.mailbox, ['--peer', serving.did]));
+  const said: any = await modern.callTool({ name: 'echo', arguments: { message: 'of 2026' } });
+  expect(said.content[0].text).toContain('of 2026');
+  expect((await modern.readResource({ uri })).contents.length).toBe(1);
+  expect((await modern.getPrompt({ name: 'simple-prompt' })).messages.length).toBe(1);
+
   const updated: string[] = [];
   client.setNotificationHandler(
     ResourceUpdatedNotificationSchema as any,
