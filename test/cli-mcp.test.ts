@@ -171,7 +171,7 @@ test('a file server: closed to strangers, paired by a code, and both sides kille
   expect(await text()).toBe('from afar');
   const denied = await client.callTool({ name: 'read_text_file', arguments: { path: '/etc/hostname' } });
   expect(denied.isError).toBe(true);
-  const { mode } = await stat(join(folder, 'files-server', 'mcp-pairs.json'));
+  const { mode } = await stat(join(folder, `${files}-server`, 'mcp-pairs.json'));
   expect(mode & 0o777).toBe(0o600);
 
   // The server behind is killed: it is started again.
