@@ -24,7 +24,7 @@ import {
 import { type A2AState, isTerminal, refusal } from './a2a-states.ts';
 import { type A2ARecord, type A2AStore, a2aMemoryStore } from './a2a-store.ts';
 import { type A2AHandler, LiveTask, onAbort, type Shop, type Watch } from './a2a-task.ts';
-import { type A2ATaskView, badField, checkParams, WAIT_META } from './a2a-types.ts';
+import { type A2ATaskView, badField, checkParams, MAX_STREAMS, STREAM_MS, WAIT_META } from './a2a-types.ts';
 import { toHex } from './bytes.ts';
 import { type Clock, systemClock } from './clock.ts';
 import { Counts } from './counts.ts';
@@ -74,10 +74,6 @@ const BEGIN_MS = 50;
 const AT_ONCE = 32;
 /** Answers that may wait at a time, of all callers and of one; for more no answer waits. */
 const MAX_WAITING = [1024, 64] as const;
-/** Streams at a time, of all callers and of one; more are refused. */
-const MAX_STREAMS = [256, 16] as const;
-/** How long a stream lives, ms, because nobody sees a reader go. */
-const STREAM_MS = 3_600_000;
 
 /** A task as a caller sees it: of its history as much as he asked for. */
 function shown({ history, artifacts, ...task }: A2ATaskView, historyLength = 0, withArtifacts = true): A2ATaskView {

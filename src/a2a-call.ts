@@ -23,6 +23,7 @@ import {
   isTask,
   isTask03,
   message03,
+  STREAM_MS,
   WAIT_META,
 } from './a2a-types.ts';
 import { toHex } from './bytes.ts';
@@ -329,8 +330,6 @@ export async function a2aWait(
   }
 }
 
-/** How long one conversation lasts, ms: as long as the agent keeps a stream. */
-const STREAM_MS = 3_600_000;
 /** How long an agent may work in silence before we ask again, ms. */
 const SILENCE_MS = 120_000;
 /** Streams that bring nothing, one after the other, before the last failure is told. */

@@ -6,6 +6,7 @@
  */
 import { A2A_BINDING } from './a2a-card.ts';
 import { isInterrupted, isTerminal, stateOf } from './a2a-states.ts';
+import { MAX_STREAMS, STREAM_MS } from './a2a-types.ts';
 import { type CallOptions, checkSigner, converse } from './call.ts';
 import { checkMailbox } from './channel.ts';
 import { type Clock, onAbort, systemClock } from './clock.ts';
@@ -38,10 +39,7 @@ const PLAIN = [
 ];
 const STREAMS = ['SendStreamingMessage', 'SubscribeToTask', 'message/stream', 'tasks/resubscribe'];
 
-/** Streams at a time, of all callers and of one; more are refused. */
-const MAX_STREAMS = [256, 16] as const;
-/** How long a stream may last, and how long it may be silent, ms. */
-const STREAM_MS = 3_600_000;
+/** How long a stream may be silent, ms. */
 const SILENCE_MS = 600_000;
 
 /** Whether a result is the last of its stream: a message, or a state in which the task is over or waits for the caller. */

@@ -19,7 +19,7 @@ import {
   TechnocoreError,
   Unavailable,
 } from './errors.ts';
-import { codePoints, isObject } from './frames.ts';
+import { codePoints, decode, isObject } from './frames.ts';
 import {
   budgetOf,
   failureOf,
@@ -93,19 +93,10 @@ export function learnLimits(t: Transport): Promise<void> {
 async function askLimits(t: Transport): Promise<void> {
   const reply = await request(t, { path: '/.well-known/agent.json', maxBytes: 1 << 20, timeoutMs: LEARN_MS });
   if (reply.status !== 200 && reply.status !== 404) throw failureOf(reply, 'read', t.clock);
-  const manifest = reply.status === 200 ? decodeJson(reply.text) : undefined;
+  const manifest = reply.status === 200 ? decode(reply.text) : undefined;
   const limits = isObject(manifest) && isObject(manifest['limits']) ? manifest['limits'] : {};
   budgetOf(t, 'read').learn(Number(limits['reads_per_minute_per_ip']));
   budgetOf(t, 'write').learn(Number(limits['writes_per_minute_per_ip']));
-}
-
-function decodeJson(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    // A page of something else's.
-    return undefined;
-  }
 }
 
 /** The error a refusal stands for: by the tokens that later versions keep, then by status. */

@@ -132,6 +132,12 @@ const steps = fc.array(
   { maxLength: 40 },
 );
 
+/** The answer to a request that was sent, if there is one; else whatever came. */
+function frameOf(target: any, answer: any, what: any): any {
+  if (!answer || target === undefined) return what;
+  return { jsonrpc: '2.0', id: target, ...('code' in Object(answer) ? { error: answer } : { result: answer }) };
+}
+
 /** Counts, by id, requests that came and were not answered. */
 class Open {
   readonly #open = new Map<string, number>();
@@ -163,11 +169,7 @@ test('a host', async () => {
         },
       });
       for (const { from, what, answer, passes } of all) {
-        const target = asked.at(-1);
-        const frame =
-          answer && target !== undefined
-            ? { jsonrpc: '2.0', id: target, ...('code' in Object(answer) ? { error: answer } : { result: answer }) }
-            : what;
+        const frame = frameOf(asked.at(-1), answer, what);
         if (from === 'one') side.fromHost(frame);
         else side.fromRoom(frame);
         if (passes > 0) await clock.advance(passes);
@@ -197,11 +199,7 @@ test('a server', async () => {
       side.started();
       let next = 100;
       for (const { from, what, answer, passes } of all) {
-        const target = asked.at(-1);
-        const frame =
-          answer && target !== undefined
-            ? { jsonrpc: '2.0', id: target, ...('code' in Object(answer) ? { error: answer } : { result: answer }) }
-            : what;
+        const frame = frameOf(asked.at(-1), answer, what);
         if (from === 'one') side.fromChild(frame);
         else {
           // Ids of callers are the transport's: no two are the same.

@@ -1,11 +1,10 @@
 import { describe, expect, it } from 'vitest';
 import { call } from '../src/call.ts';
-import type { Handler } from '../src/dispatch.ts';
 import { transportOf } from '../src/http.ts';
 import { ReplyRooms } from '../src/replies.ts';
 import { read } from '../src/rooms.ts';
-import { type ServeOptions, serve } from '../src/serve.ts';
-import { requestFrame, run, signer, type World, world } from './support.ts';
+import type { ServeOptions } from '../src/serve.ts';
+import { echoing, requestFrame, signer, type World, world } from './support.ts';
 
 const MAILBOX = 'mb-p-fair-callee';
 const callee = signer(1);
@@ -13,16 +12,9 @@ const greedy = signer(2);
 const meek = signer(3);
 
 async function served(w: World, o: ServeOptions = {}) {
-  const stop = new AbortController();
-  let ready!: () => void;
-  const isReady = new Promise<void>((resolve) => {
-    ready = resolve;
-  });
-  const methods = new Map<string, Handler>([['echo', ({ n }) => n]]);
-  const ended = serve(MAILBOX, callee, { ...w.o, methods, ...o, signal: stop.signal, onReady: ready });
-  await run(w.clock, Promise.race([isReady, ended]));
+  const { ended, stop } = await echoing(w, MAILBOX, callee, o);
   return async () => {
-    stop.abort();
+    stop();
     await w.run(ended);
   };
 }

@@ -1,10 +1,12 @@
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { onTestFinished } from 'vitest';
+import type { Handler } from '../src/dispatch.ts';
 import { encode, type Json } from '../src/frames.ts';
 import type { Event, Options, Transport } from '../src/http.ts';
 import { transportOf } from '../src/http.ts';
 import { createLocalService, type Limits, type LocalService } from '../src/local.ts';
+import { type ServeOptions, serve } from '../src/serve.ts';
 import { Signer } from '../src/signer.ts';
 import { settled, VirtualClock } from './virtual-clock.ts';
 
@@ -69,6 +71,19 @@ async function pass(clock: VirtualClock, found: () => unknown, otherwise: string
 /** Waits in real time until `found` is true; what it waits for always comes. */
 export async function until(found: () => unknown): Promise<void> {
   while (!found()) await new Promise((resolve) => setTimeout(resolve, 2));
+}
+
+/** A server that answers `echo` with its `n`, once it is ready. */
+export async function echoing(w: World, mailbox: string, key: Signer, o: ServeOptions = {}) {
+  const stop = new AbortController();
+  let ready!: () => void;
+  const isReady = new Promise<void>((resolve) => {
+    ready = resolve;
+  });
+  const methods = new Map<string, Handler>([['echo', ({ n }) => n]]);
+  const ended = serve(mailbox, key, { ...w.o, methods, ...o, signal: stop.signal, onReady: ready });
+  await w.run(Promise.race([isReady, ended]));
+  return { ended, stop: () => stop.abort() };
 }
 
 /** A signer that is the same in every run. */

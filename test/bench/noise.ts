@@ -93,7 +93,7 @@ export async function benchNoise(): Promise<Outcome[]> {
 }
 
 /** What both ends cannot do without: two ephemeral keys, then es, ss, ee and se. */
-function curve(a: X25519Key, b: X25519Key): void {
+export function curve(a: X25519Key, b: X25519Key): void {
   const [x, y] = [x25519(randomBytes(32)), x25519(randomBytes(32))];
   for (const [one, other] of [
     [x, b],
