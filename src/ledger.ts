@@ -5,6 +5,7 @@
  *
  * @module
  */
+import { mostFor } from './turns.ts';
 
 /** One request of a message. */
 export interface LedgerRequest {
@@ -29,6 +30,11 @@ export interface LedgerMessage {
   requests: LedgerRequest[];
   /** True when nothing at all runs for it: then its nonce is not remembered either. */
   passing?: boolean;
+  /**
+   * How early its key came among those that were answered, from 0; Infinity: never. Those that came late, or never, do not
+   * get the last of what there is room for. Default 0.
+   */
+  rank?: number;
 }
 
 /**
@@ -72,7 +78,7 @@ export interface Ledger {
 
 /**
  * Bounds of a ledger. When one is reached, new requests are refused: nothing is dropped that keeps a handler from running
- * twice. One key can take a quarter of each.
+ * twice. One key can take a quarter of each, and all keys together that were never answered three quarters.
  */
 export interface LedgerLimits {
   /**
@@ -185,13 +191,13 @@ export class LedgerState implements Ledger {
     }
     if (fresh && m.nonce !== undefined && !m.passing) {
       // Guards that cannot be merged soon get no more than half.
-      const max = nonce > now ? floors / 2 : floors;
+      const max = mostFor(m.rank ?? 0, nonce > now ? floors / 2 : floors);
       if (own === undefined && this.floors.size >= max && !this.#letOneGo(now)) {
         return { fresh: false, verdicts: m.requests.map(() => ({ kind: 'full', retryAfterMs: windowMs / 10 })) };
       }
       this.raise(name, nonce);
     }
-    return { fresh, verdicts: m.requests.map((request) => this.#begin(m.from, request, fresh)) };
+    return { fresh, verdicts: m.requests.map((request) => this.#begin(m.from, request, fresh, m.rank)) };
   }
 
   /**
@@ -230,7 +236,7 @@ export class LedgerState implements Ledger {
     return false;
   }
 
-  #begin(from: string, { id, digest, reply, passing }: LedgerRequest, fresh: boolean): Verdict {
+  #begin(from: string, { id, digest, reply, passing }: LedgerRequest, fresh: boolean, rank: number = 0): Verdict {
     const name = `${from} ${id}`;
     const entry = this.entries.get(name);
     if (entry) {
@@ -245,9 +251,9 @@ export class LedgerState implements Ledger {
     const { entries, chars, windowMs } = this.limits;
     const held = this.perKey.get(from) ?? { entries: 0, chars: 0 };
     if (
-      this.entries.size >= entries ||
+      this.entries.size >= mostFor(rank, entries) ||
       held.entries >= entries / 4 ||
-      this.#chars >= chars ||
+      this.#chars >= mostFor(rank, chars) ||
       held.chars >= chars / 4
     ) {
       return { kind: 'full', retryAfterMs: windowMs / 10 };

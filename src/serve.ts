@@ -567,6 +567,7 @@ class Server implements Listener {
       ...(m.nonce !== undefined && { nonce: m.nonce }),
       ...(m.at !== undefined && { at: m.at }),
       ...(!notifies && requests.every((request) => passing.has(request)) && { passing: true }),
+      rank: this.#regulars.rank(m.from),
       requests: requests.map((request) => ({
         ...(passing.has(request) && { passing: true }),
         id: JSON.stringify(request['id']),

@@ -51,6 +51,18 @@ export class Regulars {
 /** The rank of a key that was not served yet. */
 export const NEVER: number = Number.POSITIVE_INFINITY;
 
+/** What newcomers may not have of anything that nobody gives back for others, as a part of the whole. */
+const KEPT_PART = 1 / 4;
+
+/**
+ * How far something that nobody gives back for others may be filled by a key: wholly by the first that came, and up to
+ * three quarters by those that never came, however many. In between each doubling of the number of earlier comers takes as
+ * much away: so those who came before a crowd, even one that was served by now, find a part that it could not take.
+ */
+export function mostFor(rank: number, max: number): number {
+  return max * (1 - KEPT_PART * Math.min(1, Math.log2(1 + rank) / Math.log2(MAX_REGULARS)));
+}
+
 /** How many of those that wait, the earliest, share every second turn. */
 const SENIORS = 4;
 

@@ -238,6 +238,21 @@ describe('bounds', () => {
     expect(ledger.size.entries).toBe(3);
   });
 
+  test('the last quarter of entries, characters and guards is not for keys that were never answered', () => {
+    const never = Number.POSITIVE_INFINITY;
+    const ask = (ledger: LedgerState, i: number, rank: number): string => {
+      const requests = [{ id: `${i}`, digest: 'd' }];
+      const message = { from: `did:${i}`, room: 'mb-x', nonce: String(NOW - i), requests, rank };
+      return ledger.admit(message, NOW).verdicts[0]!.kind;
+    };
+    for (const limits of [{ entries: 8 }, { floors: 8 }, { chars: 8 * 'did:1 1'.length }]) {
+      const ledger = new LedgerState(limits);
+      const crowd = [1, 2, 3, 4, 5, 6, 7].map((i) => ask(ledger, i, never));
+      expect(crowd.filter((kind) => kind === 'new')).toHaveLength(6);
+      expect([8, 9].map((i) => ask(ledger, i, 0))).toEqual(['new', 'new']);
+    }
+  });
+
   test('guards of nonces: full is refused, one idle for ten minutes makes room, and what it guarded stays guarded', () => {
     const { admit, pass } = book({ floors: 2 });
     admit(A, '1', 'd', { nonce: String(NOW - 6) });

@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { givesWay, Regulars, Turns } from '../src/turns.ts';
+import { givesWay, mostFor, NEVER, Regulars, Turns } from '../src/turns.ts';
 import { VirtualClock } from './virtual-clock.ts';
 
 const always = (): boolean => true;
@@ -98,6 +98,17 @@ test('a list of regulars that is full forgets those who stay away, and nobody el
     Number.POSITIVE_INFINITY,
     4096,
   ]);
+});
+
+test('what is not given back is left in part to those who came first, also by a crowd that was served by now', () => {
+  expect([mostFor(0, 64), mostFor(NEVER, 64), mostFor(1 << 20, 64)]).toEqual([64, 48, 48]);
+  for (const known of [1, 10, 100]) {
+    // All that came before the crowd find room when all of the crowd have what they can get.
+    const left = mostFor(known - 1, 65_536) - mostFor(known, 65_536);
+    const leftToAll = 65_536 - mostFor(known, 65_536);
+    expect(left).toBeGreaterThan(0);
+    expect(leftToAll).toBeGreaterThan(1000);
+  }
 });
 
 test('who holds most gives way to a newcomer, of equals the latest comer, and nobody to one with as much', () => {
