@@ -184,9 +184,8 @@ parity('SHA-256', sha256Backends, (native, portable) => {
 parity('HMAC-SHA256', hmacBackends, (native, portable) => {
   fc.assert(
     fc.property(message, message, message, (key, text, other) => {
-      const [one, two] = [native(key), portable(key)];
-      // One keyed, several messages.
-      for (const bytes of [text, other]) same(one(bytes), two(bytes));
+      // Nothing of one is left to the next.
+      for (const bytes of [text, other]) same(native(key, bytes), portable(key, bytes));
     }),
     { numRuns: 300 },
   );
