@@ -6,7 +6,7 @@
  * @module
  */
 import { concat, utf8 } from './bytes.ts';
-import { type Aead, chachaPoly, hkdfSha256, randomBytes, sha256, x25519 } from './crypto.ts';
+import { type Aead, chachaPoly, hkdfSha256, hmacSha256, randomBytes, sha256, x25519 } from './crypto.ts';
 import { BadKey, BadNonce, DecryptError, HandshakeFailed } from './errors.ts';
 
 /** A static key pair: what a handshake needs of an identity. */
@@ -82,8 +82,11 @@ const exact = (seq: bigint | number): bigint =>
 class State {
   h: Uint8Array = sha256(utf8(NAME));
   ck: Uint8Array = this.h;
-  /** Under each key of this pattern one thing is sealed, so that the nonce is always the first. */
-  aead: Aead | undefined;
+  /**
+   * Under each key of this pattern one thing is sealed, so that the nonce is always the first. Under most of them nothing
+   * is: they are made when they are needed.
+   */
+  aead: (() => Aead) | undefined;
   /** Own ephemeral key pair, then the other end's ephemeral and static public keys. */
   e: KeyPair | undefined;
   re: Uint8Array | undefined;
@@ -97,22 +100,26 @@ class State {
     this.h = sha256(concat(this.h, data));
   }
 
-  /** MixKey, and MixKeyAndHash when three outputs are asked for. */
+  /** MixKey, and MixKeyAndHash when three outputs are asked for: HKDF as the specification defines it. */
   mixKey(input: Uint8Array, outputs: 2 | 3 = 2): void {
-    const out = hkdfSha256(input, this.ck, EMPTY, outputs * 32);
-    this.ck = out.subarray(0, 32);
-    if (outputs === 3) this.mixHash(out.subarray(32, 64));
-    this.aead = chachaPoly(out.subarray(-32));
+    const key = hmacSha256(this.ck, input);
+    let out = hmacSha256(key, Uint8Array.of(1));
+    this.ck = out;
+    if (outputs === 3) {
+      out = hmacSha256(key, concat(out, Uint8Array.of(2)));
+      this.mixHash(out);
+    }
+    this.aead = () => chachaPoly(hmacSha256(key, concat(out, Uint8Array.of(outputs))));
   }
 
   encryptAndHash(plain: Uint8Array): Uint8Array {
-    const sealed = this.aead!.seal(FIRST_NONCE, plain, this.h);
+    const sealed = this.aead!().seal(FIRST_NONCE, plain, this.h);
     this.mixHash(sealed);
     return sealed;
   }
 
   decryptAndHash(sealed: Uint8Array): Uint8Array {
-    const plain = this.aead!.open(FIRST_NONCE, sealed, this.h);
+    const plain = this.aead!().open(FIRST_NONCE, sealed, this.h);
     if (plain === undefined) throw new HandshakeFailed('not authentic');
     this.mixHash(sealed);
     return plain;
