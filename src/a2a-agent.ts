@@ -27,12 +27,13 @@ import { type A2AHandler, LiveTask, onAbort, type Shop, type Watch } from './a2a
 import { type A2ATaskView, badField, checkParams, MAX_STREAMS, STREAM_MS, WAIT_META } from './a2a-types.ts';
 import { toHex } from './bytes.ts';
 import { type Clock, systemClock } from './clock.ts';
-import { Counts } from './counts.ts';
 import { type CallContext, type Handler, idempotent, rpcResult, staysOpen } from './dispatch.ts';
 import { RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, type Json } from './frames.ts';
 import { type Options, transportOf } from './http.ts';
 import { isName } from './names.ts';
+import { remember } from './replies.ts';
+import { NEVER, Seats } from './turns.ts';
 import { Workers } from './workers.ts';
 
 /** Options of {@link a2aAgent}. */
@@ -41,7 +42,10 @@ export interface A2AAgentOptions {
   store?: A2AStore;
   clock?: Clock;
   random?: (bytes: number) => Uint8Array;
-  /** Most messages worked on at a time; default 64, of one caller a quarter. Others wait, as submitted. */
+  /**
+   * Most messages worked on at a time; default 64, of one caller a quarter, and of all that were never answered three
+   * quarters. Others wait, as submitted.
+   */
   concurrency?: number;
   /**
    * How long an answer waits for a task that the caller waits for, ms; default 20,000, because callers wait for 30 s. Then
@@ -99,8 +103,10 @@ class Agent implements A2AAgent, Shop {
   readonly #modes: string[];
   readonly #live = new Map<string, LiveTask>();
   readonly #opening = new Map<string, Promise<LiveTask | undefined>>();
-  readonly #waiting = new Counts(MAX_WAITING);
-  readonly #streams = new Counts(MAX_STREAMS);
+  readonly #waiting = new Seats(MAX_WAITING);
+  readonly #streams = new Seats(MAX_STREAMS);
+  /** Of callers that were answered before, as far as they came of late. */
+  readonly #ranks = new Map<string, number>();
   /** The last move of each note. */
   readonly #noted = new Map<string, Promise<unknown>>();
   readonly #closing = new AbortController();
@@ -110,7 +116,7 @@ class Agent implements A2AAgent, Shop {
     this.store = o.store ?? a2aMemoryStore();
     this.clock = o.clock ?? systemClock;
     const concurrency = o.concurrency ?? 64;
-    this.workers = new Workers(concurrency, Number.POSITIVE_INFINITY, Math.ceil(concurrency / 4));
+    this.workers = new Workers(concurrency, Number.POSITIVE_INFINITY, Math.ceil(concurrency / 4), this);
     this.#o = o;
     this.#random = transportOf({ ...(o.random && { random: o.random }) }).random;
     this.#capabilities = card.capabilities ?? {};
@@ -193,6 +199,10 @@ class Agent implements A2AAgent, Shop {
     bytes[6] = (bytes[6]! & 15) | 64;
     bytes[8] = (bytes[8]! & 63) | 128;
     return toHex(bytes).replace(/^(.{8})(.{4})(.{4})(.{4})/, '$1-$2-$3-$4-');
+  }
+
+  rank(key: string): number {
+    return this.#ranks.get(key) ?? NEVER;
   }
 
   onError(error: unknown, taskId: string): void {
@@ -312,7 +322,8 @@ class Agent implements A2AAgent, Shop {
   /** Hands a message to its task, an old or a new one, and that to `run`, before any work on it begins. */
   async #sent<T>(sent: Sent, context: CallContext, run: (live: LiveTask, isNew: boolean) => Promise<T>): Promise<T> {
     const { message, configuration = {} } = sent;
-    const { from } = context;
+    const { from, rank } = context;
+    if (rank !== NEVER) remember(this.#ranks, from, rank);
     const accepts = configuration.acceptedOutputModes ?? [];
     const request = requestOf(context.id, message);
     // The same request once more: it must not be begun twice.
@@ -336,7 +347,7 @@ class Agent implements A2AAgent, Shop {
     const status = { state: 'TASK_STATE_SUBMITTED' as const, timestamp };
     const task = { id: await this.#mint(), contextId, status, history: [message] };
     const record = { owner: from, task, requests: request ? [request] : [] };
-    await this.store.put(record);
+    await this.store.put(record, rank);
     const live = new LiveTask(this, record, false);
     this.#live.set(task.id, live);
     live.begin(message, accepts);
@@ -376,17 +387,20 @@ class Agent implements A2AAgent, Shop {
       const { turns } = live;
       if (isNew) this.#work(live);
       const wanted = spelling.waitMs(configuration);
-      const release = wanted !== 0 && this.#waiting.take(context.from);
+      const stop = new AbortController();
+      const forget = onAbort(context.signal, () => stop.abort());
+      const release = wanted !== 0 && this.#waiting.take(context, () => stop.abort());
       if (release) {
         const said = context.meta[WAIT_META];
         const most = Math.min(this.#o.waitMs ?? 20_000, typeof said === 'number' && said >= 0 ? said : Infinity);
-        await live.until(() => live.isSettled, wanted < 0 ? most : Math.min(wanted, most), context.signal);
+        await live.until(() => live.isSettled, wanted < 0 ? most : Math.min(wanted, most), stop.signal);
         release();
       } else if (isNew) {
         // A handler that has its answer ready answers those who do not wait as well.
         for (let step = 0; step < AT_ONCE && !live.isOver; step++) await undefined;
         await live.until(() => live.isOver || live.turns > turns, BEGIN_MS, context.signal);
       }
+      forget();
       live.show();
       const { outcome } = live;
       if (outcome?.error) throw outcome.error;
@@ -436,12 +450,14 @@ class Agent implements A2AAgent, Shop {
    * @param within finds the watch, and keeps its task in use until the promise that it is given resolves
    */
   async *#watched(
-    { from, signal }: CallContext,
+    context: CallContext,
     spelling: Spelling,
     historyLength: number | undefined,
     within: (run: (watch: Watch) => Promise<void>) => Promise<void>,
   ): AsyncGenerator<Json, Json> {
-    const release = this.#streams.take(from);
+    const { signal } = context;
+    const displaced = new AbortController();
+    const release = this.#streams.take(context, () => displaced.abort());
     if (!release) throw new RpcError(1002, 'Busy: too many streams', { retryAfterMs: 10_000 });
     const over = new AbortController();
     const ended = new Promise<void>((resolve) => over.signal.addEventListener('abort', () => resolve()));
@@ -456,7 +472,7 @@ class Agent implements A2AAgent, Shop {
       const interrupted = new RpcError(1001, 'Interrupted: the stream ends here, and the task goes on');
       const end = (): void => watch.fail(interrupted);
       leaving.push(() => watch.leave());
-      for (const stop of [signal, this.#closing.signal]) {
+      for (const stop of [signal, this.#closing.signal, displaced.signal]) {
         leaving.push(onAbort(stop, end));
         if (stop.aborted) end();
       }

@@ -11,6 +11,7 @@ import { systemClock } from './clock.ts';
 import { RpcError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { Journal, type Journaled } from './journal.ts';
+import { mostFor } from './turns.ts';
 
 /** A task as it is kept. Nobody changes one; what changed is another one of the same id. */
 export interface A2ARecord {
@@ -32,9 +33,10 @@ export interface A2AStore {
   /**
    * Keeps a task, or another state of it; durably, where the store is durable, once this resolves.
    *
+   * @param rank how early its key came among those that were answered, from 0, which is the default; Infinity: it never was
    * @throws RpcError 1002 there is no room for one more
    */
-  put(record: A2ARecord): void | Promise<void>;
+  put(record: A2ARecord, rank?: number): void | Promise<void>;
   remove(id: string): void | Promise<void>;
   close?(): void | Promise<void>;
 }
@@ -42,7 +44,7 @@ export interface A2AStore {
 /** Bounds of a store. */
 export interface A2AStoreLimits {
   /**
-   * Most tasks; default 65,536. One key can have a quarter. For a new task the oldest one that is over goes, or one that has
+   * Most tasks; default 65,536. One key can have a quarter, all keys that were never answered three quarters. For a new task the oldest one that is over goes, or one that has
    * waited for its caller for a day; when there is none, the new one is refused.
    */
   tasks?: number;
@@ -96,10 +98,10 @@ class MemoryStore implements A2AStore {
     for (const { tasks } of this.#owners.values()) for (const { record } of tasks.values()) yield record;
   }
 
-  put(record: A2ARecord): void | Promise<void> {
+  put(record: A2ARecord, rank: number = 0): void | Promise<void> {
     const old = this.#held(record);
     const chars = charsOf(record);
-    this.#makeRoom(record, chars - (old?.chars ?? 0), old ? 0 : 1);
+    this.#makeRoom(record, chars - (old?.chars ?? 0), old ? 0 : 1, rank);
     this.keep(record, chars);
   }
 
@@ -123,14 +125,15 @@ class MemoryStore implements A2AStore {
     return this.#owners.get(owner)?.tasks.get(task.id);
   }
 
-  #makeRoom({ owner, task }: A2ARecord, chars: number, tasks: number): void {
+  #makeRoom({ owner, task }: A2ARecord, chars: number, tasks: number, rank: number): void {
     // What is over may go at once, and ends best with its end told.
     if ((chars <= 0 || isTerminal(task.status.state)) && tasks === 0) return;
     const now = Date.parse(task.status.timestamp ?? '');
     for (;;) {
       const mine = this.#owners.get(owner) ?? new Owned();
       const isCrowded = mine.tasks.size + tasks > this.#tasks / 4 || mine.chars + chars > this.#chars / 4;
-      const isFull = this.#ownerOf.size + tasks > this.#tasks || this.#total + chars > this.#chars;
+      const isFull =
+        this.#ownerOf.size + tasks > mostFor(rank, this.#tasks) || this.#total + chars > mostFor(rank, this.#chars);
       if (!isCrowded && !isFull) return;
       const victim = isCrowded ? this.#oldest(mine, task.id, now) : this.#oldestOfAll(task.id, now);
       if (victim === undefined)
@@ -232,9 +235,9 @@ class FileStore extends MemoryStore implements Journaled {
     return [...this.all()].map((record) => `${encodeLong(lineOf(record))}\n`).join('');
   }
 
-  override async put(record: A2ARecord): Promise<void> {
+  override async put(record: A2ARecord, rank?: number): Promise<void> {
     this.#journal?.check();
-    super.put(record);
+    super.put(record, rank);
     await this.#journal?.write(lineOf(record));
   }
 

@@ -125,6 +125,8 @@ export interface Shop {
   readonly handler: A2AHandler;
   readonly workers: Workers;
   newId(): string;
+  /** How early a key came, among all. */
+  rank(key: string): number;
   /** A handler, or the store, failed. */
   onError(error: unknown, taskId: string): void;
   /** A task moved, and that is stored. */
@@ -210,7 +212,7 @@ export class LiveTask {
       const task = next(before);
       if (o.show !== false) this.show();
       const record = { owner, task, requests: o.request ? [...requests, o.request].slice(-MAX_REQUESTS) : requests };
-      await this.shop.store.put(record);
+      await this.shop.store.put(record, this.shop.rank(owner));
       this.record = record;
       o.after?.();
       const { id, contextId = '', status } = task;

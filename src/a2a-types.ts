@@ -349,7 +349,7 @@ export function item03({ task, message, statusUpdate, artifactUpdate }: A2AItem)
 
 // --- streams -----------------------------------------------------------------------------------------------------
 
-/** Streams that an agent keeps at a time, of all callers and of one; more are refused. */
+/** Streams that an agent keeps at a time, of all callers and of one. */
 export const MAX_STREAMS = [256, 16] as const;
 /** How long it keeps one, ms, because nobody sees a reader go. */
 export const STREAM_MS = 3_600_000;

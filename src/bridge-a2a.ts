@@ -10,12 +10,12 @@ import { MAX_STREAMS, STREAM_MS } from './a2a-types.ts';
 import { type CallOptions, checkSigner, converse } from './call.ts';
 import { checkMailbox } from './channel.ts';
 import { type Clock, onAbort, systemClock } from './clock.ts';
-import { Counts } from './counts.ts';
 import { type CallContext, type Handler, type JsonObject, resultOf, staysOpen } from './dispatch.ts';
 import { BadName, RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import { orAbort } from './http.ts';
 import type { Signer } from './signer.ts';
+import { Seats } from './turns.ts';
 
 /** Methods with one answer, and with many, of version 1.0 and 0.3. */
 const PLAIN = [
@@ -83,7 +83,7 @@ export function a2aHandlerMethods<Context>(
   contextOf: (from: string, call: CallContext) => Context,
   { clock = systemClock }: { clock?: Clock } = {},
 ): Map<string, Handler> {
-  const streams = new Counts(MAX_STREAMS);
+  const streams = new Seats(MAX_STREAMS);
   const handle = (method: string, params: Json, call: CallContext): Promise<object> =>
     handler.handle({ jsonrpc: '2.0', id: 1, method, params }, contextOf(call.from, call));
   const methods = new Map<string, Handler>();
@@ -97,9 +97,9 @@ export function a2aHandlerMethods<Context>(
   }
   for (const method of STREAMS) {
     const run = async function* (params: Json, call: CallContext): AsyncGenerator<Json, Json> {
-      const release = streams.take(call.from);
-      if (!release) throw new RpcError(1002, 'Busy: too many streams', { retryAfterMs: 10_000 });
       const over = new AbortController();
+      const release = streams.take(call, () => over.abort());
+      if (!release) throw new RpcError(1002, 'Busy: too many streams', { retryAfterMs: 10_000 });
       // Nobody sees a reader go.
       clock.sleep(STREAM_MS, over.signal).then(
         () => over.abort(),

@@ -23,12 +23,13 @@ import {
 import { RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json, MAX_TEXT } from './frames.ts';
 import { type Clock, onAbort, type Transport, transportOf } from './http.ts';
-import { checkedMeta, isMcpId, LISTEN_MS, lessOne, MCP_VERSION, SERVER_INFO, SUBSCRIPTION_ID } from './mcp.ts';
+import { checkedMeta, isMcpId, LISTEN_MS, MAX_LISTENERS, MCP_VERSION, SERVER_INFO, SUBSCRIPTION_ID } from './mcp.ts';
 import { LOG_LEVEL, Notices, REQUEST_ID } from './notices.ts';
 import { readsSpilled, type ServeOptions, serve } from './serve.ts';
 import type { Signer } from './signer.ts';
 import { SPILL_META } from './spill.ts';
 import type { LogLevel } from './tools.ts';
+import { NEVER, Seats } from './turns.ts';
 
 /** Member of `params._meta` that tells the server who calls: the DID that signed the request. */
 export const FROM_META = 'chat.technocore/from';
@@ -220,6 +221,8 @@ class BridgeLayer implements Layer {
   readonly #pending = new Map<number, Pending>();
   /** The same by caller and the caller's id. */
   readonly #inner = new Map<string, number>();
+  /** Of those the subscriptions. */
+  readonly #seats: Seats;
   #count = 0;
   #serverInfo: Json | undefined;
   #isClosing = false;
@@ -232,6 +235,7 @@ class BridgeLayer implements Layer {
     this.#clock = t.clock;
     this.#deliver = deliver;
     this.#o = o;
+    this.#seats = new Seats([MAX_LISTENERS[0], o.perKey ?? MAX_LISTENERS[1]]);
   }
 
   owns(): boolean {
@@ -274,7 +278,6 @@ class BridgeLayer implements Layer {
       const meta = checkedMeta(method as string, _meta, params);
       const isListening = method === 'subscriptions/listen';
       if (this.#isOver || (this.#isClosing && isListening)) return interrupted(id);
-      if (isListening) this.#makeRoom(context);
       return this.#pass(id, method as string, params, meta, context);
     } catch (error) {
       if (!(error instanceof RpcError)) throw error;
@@ -340,14 +343,6 @@ class BridgeLayer implements Layer {
     }
   }
 
-  #makeRoom({ from = '', rank = Number.POSITIVE_INFINITY }: DispatchContext): void {
-    const listening = [...this.#pending]
-      .filter(([, one]) => one.isListening)
-      .map(([id, one]) => ({ id, one, from: one.from, rank: one.context.rank ?? Number.POSITIVE_INFINITY }));
-    const given = lessOne(listening, { from, rank }, this.#o.perKey);
-    if (given) this.#endListening(given.id, given.one);
-  }
-
   #pass(
     outer: string | number,
     method: string,
@@ -355,16 +350,19 @@ class BridgeLayer implements Layer {
     given: JsonObject,
     context: DispatchContext,
   ): Promise<Json | undefined> {
-    const { from = '', room = '', emit, signal } = context;
+    const { from = '', room = '', rank = NEVER, emit, signal } = context;
     const { [REPLY_META]: _, [SPILL_META]: readsSpilled, ...meta } = given;
     const place = isList(method) ? placeIn(params) : undefined;
     const id = ++this.#count;
     const token = meta['progressToken'] !== undefined && { progressToken: id };
     const key = keyOf(context, outer);
+    const isListening = method === 'subscriptions/listen';
+    const giveUp = (): void => this.#endListening(id, this.#pending.get(id)!);
+    const leave = isListening ? this.#seats.take({ from, rank }, giveUp) : () => {};
+    if (!leave) throw new RpcError(INTERNAL_ERROR, 'Too many subscriptions');
     return new Promise((resolve) => {
       const over = new AbortController();
       const forget = onAbort(signal, () => this.#callOff(id, 'the time for it is over'));
-      const isListening = method === 'subscriptions/listen';
       const one: Pending = {
         from,
         id: outer,
@@ -377,6 +375,7 @@ class BridgeLayer implements Layer {
         notices: new Notices(this.#clock, outer, given, (frame) => emit?.(frame)),
         settle: (answer) => {
           forget();
+          leave();
           over.abort();
           this.#pending.delete(id);
           this.#inner.delete(key);

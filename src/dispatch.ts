@@ -10,6 +10,7 @@
 import { type BadState, RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json, MAX_TEXT } from './frames.ts';
 import type { Clock, Options } from './http.ts';
+import { NEVER } from './turns.ts';
 
 // --- frames ------------------------------------------------------------------------------------------------------
 
@@ -149,6 +150,8 @@ export interface CallContext {
   readonly signal: AbortSignal;
   /** `params._meta`, which params no longer holds. */
   readonly meta: Record<string, unknown>;
+  /** How early the caller came among those that were answered, from 0; Infinity: it never was. For what there is too little of. */
+  readonly rank: number;
   /** How to reach the service that the call came through, for handlers that use rooms and notes themselves. */
   readonly service: Options;
   /** Most characters that one frame to the caller holds. */
@@ -317,6 +320,10 @@ export class Call implements CallContext {
 
   get service(): Options {
     return this.#outer.service ?? {};
+  }
+
+  get rank(): number {
+    return this.#outer.rank ?? NEVER;
   }
 
   /** A getter, so that `({ notify }) => …` works and a call that does not notify makes no closure. */

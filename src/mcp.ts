@@ -30,7 +30,7 @@ import { type Clock, systemClock } from './http.ts';
 import { Budget, LEVELS, LOG_LEVEL } from './notices.ts';
 import { CLIENT_CAPABILITIES, ToolCall } from './toolcall.ts';
 import { failed, ServedTool, type Tool, type ToolHandler, type ToolOptions, type ToolResult } from './tools.ts';
-import { givesWay, type Holder } from './turns.ts';
+import { NEVER, Seats } from './turns.ts';
 
 /** The revision of MCP spoken here, the only one. */
 export const MCP_VERSION = '2026-07-28';
@@ -52,8 +52,8 @@ const MAX_ROUNDS = 10;
 const STATE_TTL_MS = 1_800_000;
 /** How long a subscription lives, ms, because nobody sees a listener go. */
 export const LISTEN_MS = 3_600_000;
-const MAX_LISTENERS = 256;
-const MAX_LISTENERS_PER_KEY = 4;
+/** Subscriptions at a time, of all keys and of one. */
+export const MAX_LISTENERS = [256, 4] as const;
 
 // --- tools -------------------------------------------------------------------------------------------------------
 
@@ -137,27 +137,9 @@ interface Pending {
   cancel(reason: string | undefined): void;
 }
 
-interface Listener extends Pending, Holder {
+interface Listener extends Pending {
   notice(): void;
   end(): void;
-}
-
-/**
- * Which of the subscriptions ends for a new one, if any has to.
- *
- * @param perKey how many one key may have
- * @throws RpcError its key has enough, or there are no more
- */
-export function lessOne<T extends Holder>(
-  listening: readonly T[],
-  newcomer: Holder,
-  perKey: number = MAX_LISTENERS_PER_KEY,
-): T | undefined {
-  const mine = listening.filter(({ from }) => from === newcomer.from).length;
-  const isFull = listening.length >= MAX_LISTENERS;
-  const given = isFull ? givesWay(listening, newcomer) : undefined;
-  if (mine >= perKey || (isFull && !given)) throw new RpcError(INTERNAL_ERROR, 'Too many subscriptions');
-  return given;
 }
 
 /** Layers with listeners, by the map of tools they listen to. */
@@ -175,6 +157,7 @@ class McpLayer implements Layer {
   readonly #serverInfo: JsonObject;
   readonly #pending: Map<string, Pending> = new Map();
   readonly #listeners: Set<Listener> = new Set();
+  readonly #seats: Seats = new Seats(MAX_LISTENERS);
   readonly #closing: AbortController = new AbortController();
   #key: Uint8Array | undefined;
   #notices: Budget | undefined;
@@ -387,12 +370,14 @@ class McpLayer implements Layer {
   }
 
   #listen(id: string | number, { notifications }: JsonObject, context: DispatchContext): Promise<Json | undefined> {
-    const { emit, from = '', rank = Number.POSITIVE_INFINITY } = context;
+    const { emit, from = '', rank = NEVER } = context;
     if (!isFilter(notifications)) throw badParams('notifications must say what to listen to');
     const refuse = (why: string): RpcError => new RpcError(INTERNAL_ERROR, why);
     if (emit === undefined) throw refuse('Notices cannot be sent here');
     if (this.#closing.signal.aborted) throw refuse('The server is closing');
-    lessOne([...this.#listeners], { from, rank })?.end();
+    let listener: Listener;
+    const leave = this.#seats.take({ from, rank }, () => listener.end());
+    if (!leave) throw refuse('Too many subscriptions');
     const wanted = notifications['toolsListChanged'] === true;
     const tag = { [SUBSCRIPTION_ID]: id };
     return new Promise((resolve) => {
@@ -400,14 +385,13 @@ class McpLayer implements Layer {
       const over = new AbortController();
       const stop = (answer: Json | undefined): void => {
         over.abort();
+        leave();
         this.#pending.delete(key);
         this.#listeners.delete(listener);
         if (this.#listeners.size === 0) listening.get(this.tools)?.delete(this);
         resolve(answer);
       };
-      const listener: Listener = {
-        from,
-        rank,
+      listener = {
         notice: () => {
           if (wanted) emit(rpcNotification('notifications/tools/list_changed', { _meta: tag }));
         },

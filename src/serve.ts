@@ -42,7 +42,7 @@ import type { CursorStore } from './rooms.ts';
 import { Share, type Standing } from './share.ts';
 import type { Signer } from './signer.ts';
 import { readSpilled, SPILL_META, Spills, spilledFrame } from './spill.ts';
-import { NEVER, Regulars } from './turns.ts';
+import { mostFor, NEVER, Regulars } from './turns.ts';
 import { isSpilled, LongRequests } from './unspill.ts';
 import { Workers } from './workers.ts';
 
@@ -57,7 +57,7 @@ export interface ServeOptions
   /** A further say in whether answers to a key may go to a room. */
   replyPolicy?: (from: string, room: string) => boolean;
   replyLimits?: ReplyLimits;
-  /** Most handlers at a time; default 16. */
+  /** Most handlers at a time; default 16, three quarters of them for keys that were never answered. */
   concurrency?: number;
   /** Most requests that wait for a handler; default 1,024, of one key a quarter. */
   queue?: number;
@@ -207,11 +207,11 @@ class Server implements Listener {
     this.#outbox = new Outbox(t, write, this.#regulars);
     this.#spilled = new Spills(t, signer);
     const spill = this.#channel ? this.#channel.spill : { get: (ref: Json) => readSpilled(t, ref) };
-    if (spill && readsSpilled(o)) this.#long = new LongRequests((ref) => spill.get(ref));
+    if (spill && readsSpilled(o)) this.#long = new LongRequests((ref) => spill.get(ref), this.#regulars);
     if (o.claim) this.#share = this.#makeShare(o.claim === true ? undefined : o.claim.leaseMs);
     const concurrency = o.concurrency ?? 16;
-    // Some turns are left for others, where there are enough of them.
-    this.#workers = new Workers(concurrency, o.queue ?? 1024, concurrency - (concurrency >> 2), this.#regulars);
+    // Some turns are left for others, where there are enough of them: also of those that newcomers may have.
+    this.#workers = new Workers(concurrency, o.queue ?? 1024, concurrency - 2 * (concurrency >> 2), this.#regulars);
   }
 
   /** With a place that is kept and a ledger that is not, a restart would run once more what was finished. */
@@ -407,7 +407,8 @@ class Server implements Listener {
 
   #enqueue(m: Incoming, frame: JsonObject | Json[], standing: Standing = 'new'): void {
     const lane = this.#lanes.get(m.from) ?? { length: 0, last: Promise.resolve() };
-    if (lane.length >= MAX_LANE || this.#tasks.size >= MAX_TASKS) {
+    const most = mostFor(this.#regulars.rank(m.from), MAX_TASKS);
+    if (lane.length >= MAX_LANE || this.#tasks.size >= most) {
       this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason: 'too many at once' });
       return;
     }

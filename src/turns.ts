@@ -12,11 +12,17 @@ const MAX_REGULARS = 4096;
 const ABSENT_MS = 86_400_000;
 const SWEEP_MS = 60_000;
 
+/** Who came before whom. */
+export interface Ranks {
+  /** The lower, the earlier it came; {@link NEVER} for one that did not. */
+  rank(key: string): number;
+}
+
 /**
  * Keys that were served, in the order of their first time. One is noted only when something was really done for it, which
  * the budget bounds: so nobody can fill the list in a hurry; and a full one takes no newcomers rather than forget the others.
  */
-export class Regulars {
+export class Regulars implements Ranks {
   readonly #clock: Clock;
   readonly #known = new Map<string, { readonly rank: number; at: number }>();
   #count = 0;
@@ -34,7 +40,6 @@ export class Regulars {
     else if (this.#known.size < MAX_REGULARS || this.#sweep(at)) this.#known.set(key, { rank: this.#count++, at });
   }
 
-  /** The lower, the earlier it came; {@link NEVER} for one that did not. */
   rank(key: string): number {
     return this.#known.get(key)?.rank ?? NEVER;
   }
@@ -51,16 +56,23 @@ export class Regulars {
 /** The rank of a key that was not served yet. */
 export const NEVER: number = Number.POSITIVE_INFINITY;
 
+/**
+ * How late a key came: 1 for the first, one more for each doubling of those before it, and most for those that never came.
+ * A crowd is late, all of it, also once it was served: the larger it is, the later.
+ */
+const latenessOf = (rank: number): number => Math.min(Math.log2(2 + rank), LATEST);
+const LATEST = Math.log2(2 * MAX_REGULARS);
+
 /** What newcomers may not have of anything that nobody gives back for others, as a part of the whole. */
 const KEPT_PART = 1 / 4;
 
 /**
- * How far something that nobody gives back for others may be filled by a key: wholly by the first that came, and up to
- * three quarters by those that never came, however many. In between each doubling of the number of earlier comers takes as
- * much away: so those who came before a crowd, even one that was served by now, find a part that it could not take.
+ * How far something that nobody gives back for others may be filled by a key: wholly by the first that came, up to three
+ * quarters by those that never came, however many, and in between the less the later; where there are enough for that. So
+ * those who came before a crowd find a part that it could not take.
  */
 export function mostFor(rank: number, max: number): number {
-  return max * (1 - KEPT_PART * Math.min(1, Math.log2(1 + rank) / Math.log2(MAX_REGULARS)));
+  return Math.ceil(max * (1 - (KEPT_PART * (latenessOf(rank) - 1)) / (LATEST - 1)));
 }
 
 /** How many of those that wait, the earliest, share every second turn. */
@@ -73,7 +85,7 @@ interface Waiting<T> {
 
 /** Things that wait for a turn, by key. */
 export class Turns<T> {
-  readonly #regulars: Regulars | undefined;
+  readonly #regulars: Ranks | undefined;
   readonly #max: number;
   readonly #perKey: number;
   /** What waits of each key, and when that key had its last turn, or came. */
@@ -88,7 +100,7 @@ export class Turns<T> {
    * @param perKey most of one key
    * @param regulars who is not to wait for newcomers
    */
-  constructor(max: number, perKey: number, regulars?: Regulars) {
+  constructor(max: number, perKey: number, regulars?: Ranks) {
     this.#regulars = regulars;
     this.#max = max;
     this.#perKey = perKey;
@@ -105,7 +117,7 @@ export class Turns<T> {
   }
 
   /**
-   * Adds one. Where too much waits already, the last of whoever has most of it gives way, the latest comer of such.
+   * Adds one. Where too much waits already, the last of whoever has most of it gives way, as in {@link givesWay}.
    *
    * @param place where it is to be done
    * @returns what waits no more; that may be the one given
@@ -188,12 +200,29 @@ export class Turns<T> {
 
   #longest(newcomer: string): string {
     const lengthOf = (key: string): number => this.waitingFor(key) + (key === newcomer ? 1 : 0);
-    const isMore = (a: string, b: string): boolean =>
-      lengthOf(a) > lengthOf(b) || (lengthOf(a) === lengthOf(b) && this.#rank(a) > this.#rank(b));
-    let most = newcomer;
-    for (const key of this.#queues.keys()) if (isMore(key, most)) most = key;
-    return most;
+    const keys = [newcomer, ...[...this.#queues.keys()].filter((key) => key !== newcomer)];
+    const isNew = (key: string): boolean => this.#rank(key) === NEVER;
+    const ofNew = keys.reduce((sum, key) => sum + (isNew(key) ? lengthOf(key) : 0), 0);
+    const havingOf = (key: string): Having => {
+      const own = lengthOf(key);
+      return { own, together: isNew(key) ? ofNew : own, rank: this.#rank(key) };
+    };
+    return keys.reduce((most, key) => (hasMore(havingOf(key), havingOf(most)) ? key : most));
   }
+}
+
+/** How much somebody has, and how early he came. */
+interface Having {
+  readonly own: number;
+  /** He, and all others that never came before if he is one of them: any number of these may be one. */
+  readonly together: number;
+  readonly rank: number;
+}
+
+/** Whether of two who have something the first is to give way: who has more, for how late he came; of equals the later comer. */
+function hasMore(a: Having, b: Having): boolean {
+  const [wholeA, wholeB] = [a.together * latenessOf(a.rank), b.together * latenessOf(b.rank)];
+  return wholeA !== wholeB ? wholeA > wholeB : a.own !== b.own ? a.own > b.own : a.rank > b.rank;
 }
 
 /** One who holds something for long. */
@@ -204,21 +233,57 @@ export interface Holder {
 }
 
 /**
- * Who gives up what it holds, when there is no more of it for a newcomer: the oldest of the key that holds most; of equals,
- * of the latest comer.
+ * Who gives up what it holds, when there is no more of it for a newcomer: the oldest of the key that holds most for how late
+ * it came, where all that never came before hold together; of equals, of the latest comer.
  *
  * @param held in the order in which they came
  * @returns undefined: the newcomer gets none
  */
 export function givesWay<T extends Holder>(held: readonly T[], newcomer: Holder): T | undefined {
-  const counts = new Map([[newcomer.from, 1]]);
-  for (const { from } of held) counts.set(from, (counts.get(from) ?? 0) + 1);
-  const isMore = (a: Holder, b: Holder): boolean => {
-    const more = counts.get(a.from)! - counts.get(b.from)!;
-    return more > 0 || (more === 0 && a.rank > b.rank);
+  const own = new Map<string, number>();
+  let ofNew = 0;
+  for (const { from, rank } of [newcomer, ...held]) {
+    own.set(from, (own.get(from) ?? 0) + 1);
+    if (rank === NEVER) ofNew++;
+  }
+  const havingOf = ({ from, rank }: Holder): Having => {
+    const count = own.get(from)!;
+    return { own: count, together: rank === NEVER ? ofNew : count, rank };
   };
   const [first, ...rest] = held;
   if (!first) return undefined;
-  const most = rest.reduce((best, one) => (isMore(one, best) ? one : best), first);
-  return most.from === newcomer.from || isMore(newcomer, most) ? undefined : most;
+  const most = rest.reduce((best, one) => (hasMore(havingOf(one), havingOf(best)) ? one : best), first);
+  return most.from === newcomer.from || hasMore(havingOf(newcomer), havingOf(most)) ? undefined : most;
+}
+
+/** Something that is held for long, and of which there is only so much, of all keys and of one. */
+export class Seats {
+  readonly #max: number;
+  readonly #perKey: number;
+  readonly #held = new Set<Holder & { readonly giveUp: () => void }>();
+
+  constructor([max, perKey]: readonly [number, number]) {
+    this.#max = max;
+    this.#perKey = perKey;
+  }
+
+  /**
+   * Takes one; when there are no more, that of whoever {@link givesWay}.
+   *
+   * @param giveUp called when somebody else gets it; it is not held any more by then
+   * @returns gives it back; undefined when the key has enough, or nobody gives way
+   */
+  take({ from, rank }: Holder, giveUp: () => void): (() => void) | undefined {
+    const held = [...this.#held];
+    if (held.filter((one) => one.from === from).length >= this.#perKey) return undefined;
+    const seat = { from, rank, giveUp };
+    if (held.length >= this.#max) {
+      const given = givesWay(held, seat);
+      if (!given) return undefined;
+      this.#held.delete(given);
+      given.giveUp();
+    }
+    this.#held.add(seat);
+    return () => void this.#held.delete(seat);
+  }
 }

@@ -8,6 +8,7 @@ import { classify, type JsonObject } from './dispatch.ts';
 import { TechnocoreError } from './errors.ts';
 import { decode, isObject, type Json } from './frames.ts';
 import { FRAME_MEMBER } from './spill.ts';
+import type { Ranks } from './turns.ts';
 import { Workers } from './workers.ts';
 
 /** Requests read at a time, and such that wait for it. */
@@ -22,10 +23,12 @@ export function isSpilled(frame: unknown): frame is JsonObject {
 /** The long requests of one server. */
 export class LongRequests {
   readonly #get: (ref: Json) => Promise<string>;
-  readonly #turns = new Workers(AT_ONCE, MAX_WAITING, 1);
+  readonly #turns: Workers;
 
-  constructor(get: (ref: Json) => Promise<string>) {
+  /** @param regulars who is not to wait for newcomers */
+  constructor(get: (ref: Json) => Promise<string>, regulars: Ranks) {
     this.#get = get;
+    this.#turns = new Workers(AT_ONCE, MAX_WAITING, 1, regulars);
   }
 
   /**

@@ -4,11 +4,13 @@
  * @module
  */
 import { onAbort } from './clock.ts';
-import { type Regulars, Turns } from './turns.ts';
+import { mostFor, type Ranks, Turns } from './turns.ts';
 
 /** Turns for work of many keys. */
 export class Workers {
-  #free: number;
+  readonly #concurrency: number;
+  readonly #regulars: Ranks | undefined;
+  #busy = 0;
   readonly #perKey: number;
   /** Turns taken, by key. */
   readonly #taken = new Map<string, number>();
@@ -18,10 +20,11 @@ export class Workers {
    * @param concurrency turns at a time
    * @param max most that wait for one, of one key a quarter
    * @param perKey turns of one key at a time; default: all there are
-   * @param regulars who is not to wait for newcomers
+   * @param regulars who is not to wait for newcomers; some turns are left for them
    */
-  constructor(concurrency: number, max: number, perKey: number = concurrency, regulars?: Regulars) {
-    this.#free = concurrency;
+  constructor(concurrency: number, max: number, perKey: number = concurrency, regulars?: Ranks) {
+    this.#concurrency = concurrency;
+    this.#regulars = regulars;
     this.#perKey = perKey;
     this.#waiting = new Turns(max, max / 4, regulars);
   }
@@ -29,7 +32,7 @@ export class Workers {
   /** Waits for a turn. @returns gives it back; undefined when too many wait, or the signal aborts first */
   async enter(from: string, signal?: AbortSignal): Promise<(() => void) | undefined> {
     if (signal?.aborted) return undefined;
-    if (this.#free > 0 && this.#mayTake(from)) this.#take(from);
+    if (this.#mayTake(from)) this.#take(from);
     else {
       const isOn = await new Promise<boolean>((resolve) => {
         const settle = (isOn: boolean): void => {
@@ -47,7 +50,7 @@ export class Workers {
     return () => {
       if (!inside) return;
       inside = false;
-      this.#free++;
+      this.#busy--;
       const taken = this.#taken.get(from)! - 1;
       if (taken > 0) this.#taken.set(from, taken);
       else this.#taken.delete(from);
@@ -56,11 +59,12 @@ export class Workers {
   }
 
   #mayTake(from: string): boolean {
-    return (this.#taken.get(from) ?? 0) < this.#perKey;
+    const most = mostFor(this.#regulars?.rank(from) ?? 0, this.#concurrency);
+    return this.#busy < most && (this.#taken.get(from) ?? 0) < this.#perKey;
   }
 
   #take(from: string): void {
-    this.#free--;
+    this.#busy++;
     this.#taken.set(from, (this.#taken.get(from) ?? 0) + 1);
   }
 

@@ -85,6 +85,18 @@ describe.each([
     await store.close?.();
   });
 
+  test('the last quarter is not for keys that were never answered', async () => {
+    const store = await make({ tasks: 8 });
+    const never = Number.POSITIVE_INFINITY;
+    for (let i = 0; i < 6; i++) await store.put(record(`n${i}`, `key ${i}`, 'WORKING'), never);
+    expect(await failure(() => store.put(record('n6', 'key 6', 'WORKING'), never))).toMatchObject({
+      rpc: { code: 1002 },
+    });
+    await store.put(record('a1', 'ann', 'WORKING'), 0);
+    expect(await ids(store, 'ann')).toEqual(['a1']);
+    await store.close?.();
+  });
+
   test('what went into its state last goes last, whenever it was begun', async () => {
     const store = await make({ tasks: 8 });
     await store.put(record('a1', 'ann', 'WORKING'));

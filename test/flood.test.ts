@@ -1,4 +1,6 @@
 import { describe, expect, it } from 'vitest';
+import { a2aAgent } from '../src/a2a-agent.ts';
+import { a2aStream } from '../src/a2a-call.ts';
 import { type CallOptions, call } from '../src/call.ts';
 import type { Handler } from '../src/dispatch.ts';
 import { encode, type Json } from '../src/frames.ts';
@@ -132,6 +134,52 @@ describe('what nothing runs for', () => {
     expect(answers.map(({ error }) => error.code).sort()).toEqual([-32600, -32600, -32601, -32601]);
     expect(await w.run(call(MAILBOX, 'echo', { n: 7 }, meek, { ...w.o, replyTo: 'mb-p-flood-meek' }))).toBe(7);
     expect(ledger.size).toMatchObject({ entries: 1, floors: 1 });
+    await stop();
+  });
+});
+
+describe('all streams of an agent, taken by keys of their own', () => {
+  it('go to one that was there before them, as many as it may have, and to a newcomer too', async () => {
+    const w = world();
+    const agent = a2aAgent(
+      async (_, task) => {
+        await task.update('working');
+        await new Promise((resolve) => task.signal.addEventListener('abort', resolve));
+      },
+      { name: 'Slow', capabilities: { streaming: true } },
+      { clock: w.clock },
+    );
+    const stop = await served(w, { methods: new Map([...agent.methods, ['echo', ({ n }) => n]]) });
+    const own = 'mb-p-flood-own';
+    const o = { ...w.o, replyTo: 'mb-p-flood-meek' };
+    expect(await w.run(call(MAILBOX, 'echo', { n: 0 }, meek, o))).toBe(0);
+    const from = keys(230);
+    for (const key of from) await w.run(key.say(own, 'mine', w.o));
+    const message = { messageId: 'm', role: 'ROLE_USER', parts: [{ text: 'x' }] };
+    const params = { message, _meta: { [MEMBER]: own } };
+    const crowd = (round: string) =>
+      Promise.all(
+        from.map((key, i) => key.say(MAILBOX, requestFrame(`${round}${i}`, 'SendStreamingMessage', params), w.o)),
+      );
+    await w.run(crowd('a'));
+    await w.run(crowd('b'));
+    await w.clock.advance(5000);
+    const begun = async (key: Signer, how: CallOptions & { replyTo: string }) => {
+      const items = a2aStream(MAILBOX, 'x', key, how);
+      expect((await w.run(items.next())).value).toMatchObject({ task: { status: { state: 'TASK_STATE_SUBMITTED' } } });
+      return items;
+    };
+    const mine = [await begun(meek, o), await begun(meek, o), await begun(meek, o)];
+    await begun(signer(11), { ...w.o, replyTo: 'mb-p-flood-new' });
+    await w.run(crowd('c'));
+    await w.clock.advance(5000);
+    // Not one of its own was given to the crowd that went on asking.
+    for (const items of mine) {
+      expect((await w.run(items.next())).value).toMatchObject({
+        statusUpdate: { status: { state: 'TASK_STATE_WORKING' } },
+      });
+    }
+    agent.close();
     await stop();
   });
 });
