@@ -13,6 +13,8 @@ import { backoffMs, type Clock, systemClock } from './http.ts';
 const SETTLED_MS = 60_000;
 /** What a process that is asked to end may take for it, ms, before it is made to. */
 const GRACE_MS = 2000;
+/** How often it is looked whether what a process left behind has ended, ms. */
+const LOOK_MS = 50;
 /** How long the last words of a process are waited for, ms: what it started may hold its output open. */
 const LAST_WORDS_MS = 500;
 
@@ -34,6 +36,8 @@ export class Child {
   #process: ChildProcess | undefined;
   #writer: LineWriter | undefined;
   #failures = 0;
+  /** What goes on after a process is gone, until all it started is gone too. */
+  readonly #ending = new Set<Promise<void>>();
 
   constructor(command: string[], to: ChildReader, o: { clock?: Clock; random?: (bytes: number) => Uint8Array } = {}) {
     this.#command = command;
@@ -49,7 +53,7 @@ export class Child {
    */
   async start(): Promise<void> {
     const [file = '', ...args] = this.#command;
-    // A group of its own: Ctrl-C is for us, who end it in good order; and what it starts ends with it.
+    // A group of its own, where there are groups: Ctrl-C is for us, who end it in good order; and what it starts ends with it.
     // The key is ours alone.
     const { SIGN_SEED: _, ...env } = process.env;
     const detached = process.platform !== 'win32';
@@ -60,6 +64,7 @@ export class Child {
         reject(new TechnocoreError('no_command', `${file} cannot be started: ${cause.message}`, cause)),
       );
     });
+    const forget = whenWeExit(() => kill(child, 'SIGKILL'));
     this.#process = child;
     this.#writer = new LineWriter(child.stdin!);
     const begun = this.#clock.now();
@@ -76,6 +81,11 @@ export class Child {
     );
     child.on('error', () => {});
     child.once('exit', (code, signal) => {
+      const ending = this.#endGroup(child).finally(() => {
+        forget();
+        this.#ending.delete(ending);
+      });
+      this.#ending.add(ending);
       const gone = (): void => {
         if (!mine()) return;
         this.#process = undefined;
@@ -87,6 +97,17 @@ export class Child {
     });
     if (this.#over.signal.aborted) child.stdin!.end();
     else this.#to.started();
+  }
+
+  /** Ends what a process that is gone started and left behind, as that would be ended itself. */
+  async #endGroup(child: ChildProcess): Promise<void> {
+    if (!kill(child, 'SIGTERM')) return;
+    // While one of the group lives, its number is nobody else's.
+    for (let waited = 0; waited < GRACE_MS; waited += LOOK_MS) {
+      await this.#clock.sleep(LOOK_MS);
+      if (!kill(child, 0)) return;
+    }
+    kill(child, 'SIGKILL');
   }
 
   async #again(why: string, livedMs: number): Promise<void> {
@@ -111,33 +132,44 @@ export class Child {
     return this.#writer?.write(frame) ?? Promise.reject(new TechnocoreError('closed', 'the server is not running'));
   }
 
-  /** Ends the process: it is told by the end of its input, then by a signal, then not asked any more. */
+  /**
+   * Ends the process, and what it started: they are told by the end of its input, then by a signal, then not asked any more.
+   */
   async close(): Promise<void> {
     this.#over.abort(new TechnocoreError('over', 'the bridge has ended'));
     const child = this.#process;
-    if (!child || child.exitCode !== null || child.signalCode !== null) return;
-    const exit = new Promise<void>((resolve) => child.once('exit', () => resolve()));
-    child.stdin!.end();
-    for (const signal of ['SIGTERM', 'SIGKILL'] as const) {
-      const timer = new AbortController();
-      const late = this.#clock.sleep(GRACE_MS, timer.signal).then(
-        () => true,
-        () => false,
-      );
-      const isLate = await Promise.race([exit.then(() => false), late]);
-      timer.abort();
-      if (!isLate) return;
-      kill(child, signal);
+    if (child && child.exitCode === null && child.signalCode === null) {
+      const exit = new Promise<void>((resolve) => child.once('exit', () => resolve()));
+      child.stdin!.end();
+      for (const signal of ['SIGTERM', 'SIGKILL'] as const) {
+        const timer = new AbortController();
+        const late = this.#clock.sleep(GRACE_MS, timer.signal).then(
+          () => true,
+          () => false,
+        );
+        const isLate = await Promise.race([exit.then(() => false), late]);
+        timer.abort();
+        if (!isLate) break;
+        kill(child, signal);
+      }
+      await exit;
     }
-    await exit;
+    await Promise.all(this.#ending);
   }
 }
 
-function kill(child: ChildProcess, signal: NodeJS.Signals): void {
+/** Signals a process and all it started, 0: only looks. Without groups only itself is reached. @returns whether anybody was there */
+function kill(child: ChildProcess, signal: NodeJS.Signals | 0): boolean {
   try {
-    if (process.platform === 'win32') child.kill(signal);
-    else process.kill(-child.pid!, signal);
+    return process.platform === 'win32' ? child.kill(signal) : process.kill(-child.pid!, signal);
   } catch {
     // It ended just now.
+    return false;
   }
+}
+
+/** Runs something when this process exits, however it comes to that short of being killed. @returns forgets that */
+function whenWeExit(run: () => void): () => void {
+  process.on('exit', run);
+  return () => void process.off('exit', run);
 }

@@ -1,4 +1,7 @@
-import { afterEach, expect, test } from 'vitest';
+import { spawn } from 'node:child_process';
+import type { AddressInfo } from 'node:net';
+import { createServer } from 'node:net';
+import { afterEach, describe, expect, onTestFinished, test } from 'vitest';
 import { Child } from '../src/bridge-process.ts';
 import { until } from './support.ts';
 
@@ -105,4 +108,72 @@ test.each([
   await until(() => !isAlive(pid));
   expect(seen.stops).toEqual([]);
   await expect(seen.child.send({})).rejects.toMatchObject({ code: 'closed' });
+});
+
+/** Counts processes that live: each holds a connection, which ends with it, whoever is to notice. */
+async function living() {
+  const lives = { now: 0, ever: 0 };
+  const server = createServer((socket) => {
+    lives.now++;
+    lives.ever++;
+    socket.on('error', () => {});
+    socket.on('close', () => void lives.now--);
+    socket.resume();
+  });
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  onTestFinished(() => void server.close());
+  const { port } = server.address() as AddressInfo;
+  const live = (more: string): string =>
+    `${more} require('net').connect(${port}, '127.0.0.1'); setInterval(() => {}, 1000);`;
+  // Its output is that of the process that starts it, which it so holds open.
+  const started = (more: string): string =>
+    `require('child_process').spawn(process.execPath, ['-e', ${JSON.stringify(live(more))}], { stdio: 'inherit' }).unref();`;
+  return { lives, started };
+}
+
+const DEAF = `process.on('SIGTERM', () => {}); process.on('SIGHUP', () => {});`;
+
+describe.skipIf(process.platform === 'win32')('what a command started in the background', () => {
+  test.each([
+    ['at once', ''],
+    ['by force, when it does not listen', DEAF],
+  ])('ends with it when it dies, %s', async (_, more) => {
+    const { lives, started } = await living();
+    const seen = await run(`${started(more)} ${ECHO}`);
+    await until(() => lives.ever === 1);
+    await seen.child.send({ die: true });
+    await until(() => seen.starts === 2 && lives.ever === 2 && lives.now === 1);
+    expect(seen.stops).toEqual([['code 3', expect.any(Number)]]);
+    await seen.child.close();
+    await until(() => lives.now === 0);
+    expect(lives.ever).toBe(2);
+  });
+
+  test.each([
+    ['when it ends by itself', ECHO],
+    ['when it has to be killed', `${DEAF} setInterval(() => {}, 1000)`],
+  ])('ends when it is closed, %s', async (_, script) => {
+    const { lives, started } = await living();
+    const seen = await run(`${started(DEAF)} ${script}`);
+    await until(() => lives.ever === 1);
+    await seen.child.close();
+    await until(() => lives.now === 0);
+  });
+
+  test('ends when we exit without closing it', async () => {
+    const { lives, started } = await living();
+    const script = `
+      import { Child } from ${JSON.stringify(new URL('../dist/bridge-process.js', import.meta.url).href)};
+      const command = [process.execPath, '-e', ${JSON.stringify(`${started(DEAF)} ${DEAF} setInterval(() => {}, 1000)`)}];
+      await new Child(command, { frame() {}, started() {}, stopped() {} }).start();
+      process.stdin.once('data', () => process.exit(0)).resume();
+    `;
+    const us = spawn(process.execPath, ['--input-type=module', '-e', script], {
+      stdio: ['pipe', 'inherit', 'inherit'],
+    });
+    onTestFinished(() => void us.kill('SIGKILL'));
+    await until(() => lives.ever === 1);
+    us.stdin.write('go');
+    await until(() => lives.now === 0);
+  });
 });
