@@ -5,7 +5,7 @@
  * @module
  */
 import { Budget } from './budget.ts';
-import { type Clock, OVER, onAbort, randomFloat, systemClock } from './clock.ts';
+import { type Clock, later, OVER, onAbort, randomFloat, systemClock } from './clock.ts';
 import { BadName, HttpError, RateLimited, TechnocoreError, Unavailable } from './errors.ts';
 import { isObject } from './frames.ts';
 
@@ -198,16 +198,18 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
   const begun = t.clock.now();
   const stop = new AbortController();
   const limitMs = (r.waitMs ?? 0) + (r.timeoutMs ?? 15_000);
-  const forget = onAbort(r.signal, () => stop.abort(r.signal?.reason));
-  const timer = new AbortController();
-  t.clock.sleep(limitMs, timer.signal).then(
-    () => stop.abort(new Unavailable(`${shownBase(t.base)} gave no complete answer within ${limitMs} ms`)),
-    () => {},
-  );
   // A fetch that ignores its signal must not hold us.
+  let end: (reason: unknown) => void;
   const stopped = new Promise<never>((_, reject) => {
-    stop.signal.addEventListener('abort', () => reject(stop.signal.reason), { once: true });
+    end = (reason) => {
+      stop.abort(reason);
+      reject(reason);
+    };
   });
+  const forget = onAbort(r.signal, () => end(r.signal?.reason));
+  const cancel = later(t.clock, limitMs, () =>
+    end(new Unavailable(`${shownBase(t.base)} gave no complete answer within ${limitMs} ms`)),
+  );
   const work = (async () => {
     const { fetch } = t;
     const response = await fetch(t.base + r.path, {
@@ -230,17 +232,18 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
     return reply;
   } catch (cause) {
     if (stop.signal.aborted) throw stop.signal.reason;
+    // Whatever is still under way is abandoned.
+    stop.abort(OVER);
     if (TechnocoreError.is(cause)) throw cause;
     const shown = shownBase(t.base);
     // What the platform says of an address with a password quotes it.
     throw new Unavailable(`${shown} could not be reached or broke off`, shown === t.base ? cause : undefined);
   } finally {
     forget();
-    timer.abort(OVER);
-    // Whatever is still under way is abandoned without an unhandled rejection.
+    cancel();
+    // None of the two is an unhandled rejection.
     work.catch(() => {});
     stopped.catch(() => {});
-    stop.abort(OVER);
   }
 }
 
@@ -304,18 +307,14 @@ export function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined)
 /** A signal that aborts with another, or after `ms`; `end` leaves neither timer nor listener behind. */
 export function within(t: Transport, ms: number, signal?: AbortSignal): { signal: AbortSignal; end: () => void } {
   const stop = new AbortController();
-  const timer = new AbortController();
   const onAbort = (): void => stop.abort(signal?.reason);
   if (signal?.aborted) onAbort();
   signal?.addEventListener('abort', onAbort);
-  t.clock.sleep(ms, timer.signal).then(
-    () => stop.abort(new Unavailable(`not done within ${Math.round(ms)} ms`)),
-    () => {},
-  );
+  const cancel = later(t.clock, ms, () => stop.abort(new Unavailable(`not done within ${Math.round(ms)} ms`)));
   return {
     signal: stop.signal,
     end() {
-      timer.abort(OVER);
+      cancel();
       signal?.removeEventListener('abort', onAbort);
     },
   };

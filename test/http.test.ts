@@ -2,7 +2,7 @@ import { getEventListeners } from 'node:events';
 import { gzipSync } from 'node:zlib';
 import { describe, expect, test } from 'vitest';
 import { Budget } from '../src/budget.ts';
-import { systemClock } from '../src/clock.ts';
+import { later, systemClock } from '../src/clock.ts';
 import { BadName, HttpError, RateLimited, TechnocoreError, Unavailable } from '../src/errors.ts';
 import {
   Attempts,
@@ -552,6 +552,24 @@ describe('the clock of the machine', () => {
     await expect(long).rejects.toBe('x');
     await expect(systemClock.sleep(1, user.signal)).rejects.toBe('x');
     expect(getEventListeners(user.signal, 'abort')).toEqual([]);
+  });
+
+  test('runs something later, unless it is called off, as any clock does', async () => {
+    for (const clock of [systemClock, new VirtualClock()]) {
+      const ran: string[] = [];
+      later(clock, 1, () => ran.push('called off'))();
+      const endless = later(clock, Number.POSITIVE_INFINITY, () => ran.push('endless'));
+      const late = new Promise<void>((resolve) => {
+        later(clock, 2, () => {
+          ran.push('late');
+          resolve();
+        });
+      });
+      if (clock instanceof VirtualClock) await clock.advance(10);
+      await late;
+      endless();
+      expect(ran).toEqual(['late']);
+    }
   });
 });
 
