@@ -13,8 +13,9 @@ import { toBase64url, toHex, utf8 } from './bytes.ts';
 import { hmacSha256, sha256 } from './crypto.ts';
 import { type Conflict, TechnocoreError } from './errors.ts';
 import { randomFloat, retrying, type Transport, within } from './http.ts';
+import type { PolledView } from './messages.ts';
 import { readNote, setNote } from './notes.ts';
-import { PATIENCE_MS, readView } from './rooms.ts';
+import { PATIENCE_MS, type Place, readView } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
 /** How long a lease lasts by default, ms, and how much of it its owner uses. */
@@ -87,8 +88,8 @@ function tableOf(text: string): Table | undefined {
 
 /** What claims ask of the server, and tell it. */
 export interface ClaimHooks {
-  /** Seq up to which it has read. */
-  place(): number;
+  /** Up to where it has read. */
+  place(): Place;
   /** Seq behind which it serves, where nobody served before. */
   start(): number;
   /** Seq up to which everything of a partition is finished. */
@@ -107,6 +108,8 @@ export interface Floor {
   readonly done: number;
   /** Perhaps begun by an owner that died. */
   readonly uncertain: number;
+  /** When the last of these was written, by the clock of the service, ms, where their seqs alone may be of another room. */
+  readonly until?: number | undefined;
   /** What holds once it is noticed that the room was recreated before the partition was taken. */
   readonly anew?: Floor;
 }
@@ -135,6 +138,8 @@ export class Claims {
   readonly #unknown = new Map<number, { owner: string; ms: number }>();
   #table: Table | undefined;
   #count = 0;
+  /** How often the room was recreated. */
+  #lives = 0;
   /** When the last renewal that succeeded was begun. */
   #renewed: number | undefined;
   #timer: AbortController | undefined;
@@ -172,6 +177,7 @@ export class Claims {
 
   /** The room was recreated: its seqs begin anew. */
   reset(): void {
+    this.#lives++;
     for (const held of this.#held.values()) {
       if (held.floor) held.floor = held.floor.anew ?? { done: 0, uncertain: 0 };
       else held.before = { ...held.before, done: 0 };
@@ -202,7 +208,7 @@ export class Claims {
   async release(): Promise<void> {
     this.#isStopping = true;
     if (!this.#table) return;
-    for (const held of this.#held.values()) held.leaving ??= this.#hooks.place();
+    for (const held of this.#held.values()) held.leaving ??= this.#hooks.place().since;
     await this.#step(this.#leaseMs / LOOKS);
     this.#timer?.abort();
   }
@@ -331,7 +337,7 @@ export class Claims {
       if (keeps < quota) {
         held.leaving = undefined;
         keeps++;
-      } else held.leaving ??= this.#hooks.place();
+      } else held.leaving ??= this.#hooks.place().since;
       if (held.leaving !== undefined && held.floor && this.#hooks.isQuiet(p, held.leaving)) {
         parts[p] = { owner: FREE, done: held.leaving };
         released.add(p);
@@ -403,31 +409,61 @@ export class Claims {
     );
   }
 
+  /**
+   * Where the room ends: read after the leases of the owners before have ended, so that what comes later they cannot have
+   * begun.
+   */
+  async #look(signal: AbortSignal): Promise<End> {
+    for (;;) {
+      const { since } = this.#hooks.place();
+      const lives = this.#lives;
+      const by = this.#t.clock.now() + PATIENCE_MS;
+      const view = (): Promise<PolledView> => readView(this.#t, this.#mailbox, { limit: 1 }, signal);
+      const { lastSeq, messages } = await retrying(this.#t, by, view, signal);
+      const at = Date.parse(messages.at(-1)?.ts ?? '');
+      if (lives === this.#lives) return { lastSeq, at: Number.isFinite(at) ? at : undefined, isLater: lastSeq < since };
+    }
+  }
+
   /** Finds out what the owners before may have begun, and hands over what is ours. */
   async #settle(signal: AbortSignal): Promise<void> {
     const open = [...this.#held.values()].filter(({ floor }) => !floor);
     if (open.length > 0) {
-      // Read after their leases have ended: what comes later they cannot have begun.
-      const by = this.#t.clock.now() + PATIENCE_MS;
-      const { lastSeq } = await retrying(
-        this.#t,
-        by,
-        () => readView(this.#t, this.#mailbox, { limit: 1 }, signal),
-        signal,
-      );
-      for (const held of open) {
-        const { owner, done } = held.before;
-        // What we hold may be of a room before the one that stands there now.
-        const end = Math.max(lastSeq, this.#hooks.place());
-        // Beyond the end: of a room before this one.
-        const floor: Floor = { done: done > end ? 0 : done, uncertain: owner === FREE ? 0 : end };
-        // We read a room that is gone: of the new one nobody can tell whether it is the one that was meant.
-        const begun = owner === FREE ? (done > lastSeq ? 0 : done) : lastSeq;
-        held.floor = lastSeq < this.#hooks.place() ? { ...floor, anew: { done: 0, uncertain: begun } } : floor;
-      }
+      const end = await this.#look(signal);
+      for (const held of open) held.floor = floorBehind(held.before, this.#hooks.place(), end);
     }
     for (const p of this.#held.keys()) this.#hooks.taken(p);
   }
+}
+
+/** The end of the room that stands there now. */
+interface End {
+  readonly lastSeq: number;
+  /** When its last message was written, by the clock of the service, ms. */
+  readonly at: number | undefined;
+  /** Whether it is known to be another room than we have read so far. */
+  readonly isLater: boolean;
+}
+
+/**
+ * What a new owner may take for new.
+ *
+ * @param before the partition as it was taken: up to which seq everything was finished, in a room that may be gone
+ * @param place up to where we have read, perhaps in a room that is gone
+ */
+function floorBehind({ owner, done }: Part, place: Place, { lastSeq, at, isLater }: End): Floor {
+  const { since, generation } = place;
+  const end = Math.max(lastSeq, since);
+  const isFree = owner === FREE;
+  // Where rooms are counted their seqs go on from one to the next, and say all there is to say.
+  if (generation !== undefined) return { done, uncertain: isFree ? 0 : end };
+  if (isLater) {
+    const anew = { done: 0, uncertain: isFree ? (done > lastSeq ? 0 : done) : lastSeq, until: at };
+    return { done: done > lastSeq ? done : 0, uncertain: since, anew };
+  }
+  // Of a room before this one, or of this one and we are behind: then what we have read may be finished.
+  if (done > end) return { done: 0, uncertain: isFree ? since : end };
+  return { done, uncertain: isFree ? 0 : end };
 }
 
 interface Plan {

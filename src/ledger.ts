@@ -27,6 +27,8 @@ export interface LedgerMessage {
   nonce?: string;
   /** When it came, by the clock of the service, ms: given where an earlier ledger, now lost, may have known it. */
   at?: number;
+  /** What was signed by then may be known to another ledger, and is not to this one; by the clock of the service, ms. */
+  after?: number | undefined;
   requests: LedgerRequest[];
   /** True when nothing at all runs for it: then its nonce is not remembered either. */
   passing?: boolean;
@@ -183,7 +185,7 @@ export class LedgerState implements Ledger {
     const nonce = m.nonce === undefined || /^\d{1,19}$/.test(m.nonce) ? BigInt(m.nonce ?? 0) : -1n;
     const own = this.floors.get(name)?.nonce;
     const fresh = m.nonce === undefined || nonce > (own ?? this.letGo);
-    const start = fresh && m.at !== undefined ? this.#startOf(nonce, m.at) : undefined;
+    const start = fresh ? this.#startOf(nonce, m) : undefined;
     // Below a guard that is not its own, it may as well be of somebody whose clock is behind.
     const after = start ?? (!fresh && own === undefined && nonce >= 0n ? String(this.letGo + 1n) : undefined);
     if (after !== undefined) {
@@ -201,13 +203,14 @@ export class LedgerState implements Ledger {
   }
 
   /**
-   * A nonce that will do, if this one tells that its message was signed before the ledger began. Reckoned back from when
-   * the message came: no clock of ours is compared with anybody's.
+   * A nonce that will do, if this one tells that its message was signed before the ledger began, or while it missed some.
+   * Reckoned back from when the message came: no clock of ours is compared with anybody's.
    */
-  #startOf(nonce: bigint, at: number): string | undefined {
-    const start = Math.floor(at - this.time);
-    const isBefore = nonce >= TIMES[0] && nonce < TIMES[1] && nonce < start - BEFORE_MS;
-    return isBefore ? String(start - BEFORE_MS / 2) : undefined;
+  #startOf(nonce: bigint, { at, after = 0 }: LedgerMessage): string | undefined {
+    if (nonce < TIMES[0] || nonce >= TIMES[1]) return undefined;
+    const start = at === undefined ? 0 : Math.floor(at - this.time);
+    if (nonce > after && nonce >= start - BEFORE_MS) return undefined;
+    return String(Math.max(Math.floor(after), start - BEFORE_MS / 2));
   }
 
   /** Of a message from before: what is known of a request all the same, as it was asked again since. */

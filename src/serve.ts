@@ -38,7 +38,7 @@ import { type Admission, type Ledger, LedgerState, memoryLedger, type Verdict } 
 import { Outbox, sayUnrefused } from './outbox.ts';
 import { attend } from './presence.ts';
 import { type ReplyLimits, ReplyRooms } from './replies.ts';
-import type { CursorStore } from './rooms.ts';
+import type { CursorStore, Place } from './rooms.ts';
 import { Share, type Standing } from './share.ts';
 import type { Signer } from './signer.ts';
 import { readSpilled, SPILL_META, Spills, spilledFrame } from './spill.ts';
@@ -90,8 +90,10 @@ export interface ServeOptions
    * Whether other servers, on other machines, with the same seed, read the same mailbox and share its callers. When one
    * dies, the others take over within the lease, by default a minute: what it may have begun, and did not answer, is
    * reported interrupted, or run again where that does no harm. Costs each server three writes and reads a minute, a tenth of
-   * the write budget of its address, and twelve reads a minute while it waits for a share. Each keeps a ledger of its own:
-   * what one took, before the mailbox was lost and made anew, another would take once more if a stranger sends it on.
+   * the write budget of its address, and twelve reads a minute while it waits for a share. Each keeps a ledger of its own.
+   * Where messages were gone before one of them read them (the mailbox ran over, or was lost and made anew), it believes
+   * nothing that was signed until then; but what another took among those it takes once more when the caller himself asks
+   * again under that id, or had a clock that was ahead.
    */
   claim?: boolean | { leaseMs?: number };
   /**
@@ -229,7 +231,7 @@ class Server implements Listener {
     };
     const handle = (m: Incoming, frame: JsonObject | Json[], standing: Standing): void =>
       this.#enqueue(m, frame, standing);
-    const place = (): number => feedOf(this.#t, this.#room).place?.since ?? 0;
+    const place = (): Place => feedOf(this.#t, this.#room).place ?? { since: 0 };
     return new Share(this.#t, this.#signer, this.#room, { handle, place, unfinished }, leaseMs);
   }
 
@@ -395,6 +397,7 @@ class Server implements Listener {
 
   message(m: Incoming): void {
     this.#heard = true;
+    this.#share?.saw(m);
     if (m.from !== '' && m.from === this.#self) return;
     const frame = decode(m.text);
     if (!frame || m.from === '') {
@@ -566,7 +569,7 @@ class Server implements Listener {
       from: m.from,
       room: m.room,
       ...(m.nonce !== undefined && { nonce: m.nonce }),
-      ...(m.at !== undefined && { at: m.at }),
+      ...(m.at !== undefined && { at: m.at, after: this.#share?.lostBefore }),
       ...(!notifies && requests.every((request) => passing.has(request)) && { passing: true }),
       rank: this.#regulars.rank(m.from),
       requests: requests.map((request) => ({

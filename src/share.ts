@@ -34,8 +34,8 @@ export type Standing = 'new' | 'uncertain' | 'finished';
 export interface ShareHooks {
   /** Handles a message: what is not new does not run; ids of all are remembered. */
   handle(m: Incoming, frame: Frame, standing: Standing): void;
-  /** Seq up to which the mailbox was read. */
-  place(): number;
+  /** Up to where the mailbox was read. */
+  place(): Place;
   /** Seq of the oldest message under way whose sender fits; undefined: there is none. */
   unfinished(fits: (from: string) => boolean): number | undefined;
 }
@@ -52,6 +52,9 @@ export class Share {
   readonly #keptOf = new Map<string, number>();
   readonly #looks = new Map<string, { at: number; view: Promise<PolledView> }>();
   #start = 0;
+  /** The last message seen, of whomever; undefined when the next one may follow upon such as were lost. */
+  #last: number | undefined;
+  #lostBefore: number | undefined;
 
   constructor(t: Transport, signer: Signer, mailbox: string, hooks: ShareHooks, leaseMs?: number) {
     this.#t = t;
@@ -67,7 +70,7 @@ export class Share {
     const claimHooks: ClaimHooks = {
       place,
       start: () => this.#start,
-      done: (partition) => (oldestOf(partition) ?? place() + 1) - 1,
+      done: (partition) => (oldestOf(partition) ?? place().since + 1) - 1,
       isQuiet: (partition, seq) => (oldestOf(partition) ?? seq + 1) > seq,
       finished: (partition, done) => this.#finished(partition, done),
       taken: (partition) => this.#flush(partition),
@@ -78,6 +81,14 @@ export class Share {
   /** Whether no other server is known to be there. */
   get isAlone(): boolean {
     return this.#claims.isAlone;
+  }
+
+  /**
+   * When the first message was written before which some were lost to us, by the clock of the service, ms: of what was signed
+   * by then nobody here can tell whether another server took it.
+   */
+  get lostBefore(): number | undefined {
+    return this.#lostBefore;
   }
 
   /** Seq of the oldest message that is kept. */
@@ -122,6 +133,7 @@ export class Share {
    */
   reset(goesOn: boolean): void {
     for (const seq of [...this.#kept.keys()]) this.#drop(seq);
+    this.#last = undefined;
     // Where seqs go on, what others finished in the new room is known by them, though we find out late that there is one.
     if (!goesOn) this.#claims.reset();
   }
@@ -129,6 +141,12 @@ export class Share {
   /** Whether a handler for a caller may begin now. */
   holds(from: string): boolean {
     return this.#claims.holds(partitionOf(from));
+  }
+
+  /** Takes note of a message, of whomever. */
+  saw({ seq, at }: Incoming): void {
+    if (seq !== (this.#last ?? seq) + 1) this.#lostBefore = at ?? this.#lostBefore;
+    this.#last = seq;
   }
 
   /** Takes a message: hands it to the server if it is for this one, else keeps it. */
@@ -171,8 +189,9 @@ export class Share {
   }
 
   #handle(m: Incoming, frame: Frame, partition: number): void {
-    const { done, uncertain } = this.#claims.floorOf(partition);
-    this.#hooks.handle(m, frame, m.seq <= done ? 'finished' : m.seq <= uncertain ? 'uncertain' : 'new');
+    const { done, uncertain, until } = this.#claims.floorOf(partition);
+    const isLater = until !== undefined && m.at !== undefined && m.at > until;
+    this.#hooks.handle(m, frame, m.seq <= done ? 'finished' : m.seq <= uncertain && !isLater ? 'uncertain' : 'new');
   }
 
   #keep(m: Incoming, frame: Frame, partition: number): void {
@@ -209,7 +228,7 @@ export class Share {
 
   #finished(partition: number, done: number): void {
     // A seq beyond the end is of a room before this one.
-    if (done > this.#hooks.place()) return;
+    if (done > this.#hooks.place().since) return;
     for (const [seq, one] of this.#kept) {
       if (seq > done) return;
       if (one.partition === partition) this.#drop(seq);

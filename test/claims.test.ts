@@ -1,4 +1,4 @@
-import { describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { type CallOptions, call } from '../src/call.ts';
 import { partitionOf } from '../src/claims.ts';
 import { type Handler, idempotent } from '../src/dispatch.ts';
@@ -6,6 +6,7 @@ import { RpcError } from '../src/errors.ts';
 import type { Clock } from '../src/http.ts';
 import { getNote, setNote } from '../src/notes.ts';
 import { presenceNote } from '../src/presence.ts';
+import { say } from '../src/rooms.ts';
 import { serve } from '../src/serve.ts';
 import type { Signer } from '../src/signer.ts';
 import { Random } from './sim/random.ts';
@@ -15,9 +16,12 @@ import type { VirtualClock } from './virtual-clock.ts';
 const MAILBOX = 'mb-p-claims';
 const MINUTE = 60_000;
 
-/** One caller for each partition. */
-const callers: Signer[] = [0, 1, 2, 3].map((p) => {
-  for (let n = 10; ; n++) if (partitionOf(signer(n).did) === p) return signer(n);
+/** One caller for each partition; new in each test, as its nonces are of that test's time. */
+let callers: Signer[];
+beforeEach(() => {
+  callers = [0, 1, 2, 3].map((p) => {
+    for (let n = 10; ; n++) if (partitionOf(signer(n).did) === p) return signer(n);
+  });
 });
 
 /** The clock of one machine: it may be wrong, and it stops when the machine does. */
@@ -336,6 +340,72 @@ describe.each(PROFILES)('a mailbox that is made anew (%s)', (profile) => {
     const after = await w.run(askAll(w));
     expect(after.map(({ answer }) => answer)).toEqual(after.map(({ n }) => `${n} by b`));
     f.check();
+    await w.run(b.stop());
+  });
+});
+
+describe.each(PROFILES)('one that is behind (%s)', (profile) => {
+  const isRead = (url: string): boolean => url.includes(`/r/${MAILBOX}?`) && url.includes('since=');
+
+  it('does not run what others finished in a room that is gone by the time it takes over', async () => {
+    const w = world(profile, { waitersPerAddress: 64 });
+    const f = fleet(w);
+    const a = await f.start('a');
+    const b = await f.start('b');
+    for (const { answer } of await w.run(askAll(w))) expect(answer).toMatch(/by a$/);
+    b.machine.isCut = isRead;
+    // What b waits for was parked before.
+    await w.run(askAll(w));
+    await w.run(askAll(w));
+    expect(await f.split()).toEqual([4]);
+    await w.run(a.stop());
+    w.service.age(MAILBOX, 8 * 24 * 60 * MINUTE);
+    await w.run(say('p-elsewhere', 'somebody', 'time passes', w.o));
+    await w.clock.advance(MINUTE);
+    expect(await f.split()).toEqual([4]);
+    f.check();
+    b.machine.isCut = () => false;
+    await w.clock.advance(2 * MINUTE);
+    for (const { answer } of await w.run(askAll(w))) expect(answer).toMatch(/by b$/);
+    f.check();
+    await w.run(b.stop());
+  });
+
+  it('believes no copy of what was signed while messages were lost to it, and is asked anew', async () => {
+    const w = world(profile, { waitersPerAddress: 64, roomRingBytes: 10_000 });
+    const f = fleet(w);
+    const a = await f.start('a');
+    const b = await f.start('b');
+    b.machine.isCut = isRead;
+    await w.run(askAll(w));
+    const written: string[] = [];
+    const address = w.service.client('callers');
+    const fetch = ((url: string, init: RequestInit) => {
+      if (url.includes(`/r/${MAILBOX}/say-signed/`)) written.push(url);
+      return address(url, init);
+    }) as typeof globalThis.fetch;
+    for (const { answer } of await w.run(askAll(w, 'quick', { fetch }))) expect(answer).toMatch(/by a$/);
+    expect(written).toHaveLength(4);
+    await w.clock.advance(1000);
+    for (let i = 0; i < 30; i++) {
+      const o = { ...w.o, fetch: w.service.client(`flood${i}`) };
+      await w.run(signer(9).say(MAILBOX, `${i}${'z'.repeat(1000)}`, o));
+    }
+    await w.run(a.stop());
+    b.machine.isCut = () => false;
+    await w.clock.advance(2 * MINUTE);
+    expect(await f.split()).toEqual([4]);
+
+    const posted = await Promise.all(written.map((url) => w.service.client(`stranger${url.length}`)(url)));
+    expect(posted.map(({ status }) => status)).toEqual([200, 200, 200, 200]);
+    await w.clock.advance(5000);
+    f.check();
+    // With a clock that is a little behind, what it asks looks as old.
+    for (const caller of callers) {
+      const clock = new MachineClock(w.clock);
+      clock.offset = -150_000;
+      expect((await w.run(ask(w, caller, 'quick', { clock }))).answer).toMatch(/by b$/);
+    }
     await w.run(b.stop());
   });
 });

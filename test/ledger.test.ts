@@ -149,6 +149,20 @@ test('what was signed before the ledger began is not run, unless it was asked ag
   expect(later.admit({ ...m, nonce: String(NOW - 30_000) }, NOW).verdicts[0]!.kind).toBe('new');
 });
 
+test('what was signed while messages were lost is not run', () => {
+  const ledger = new LedgerState();
+  for (let t = 0; t <= 3_600_000; t += 30_000) ledger.pass(NOW + t);
+  const at = NOW + 3_600_000;
+  const admit = (nonce: number, after: number | undefined, id: string) =>
+    ledger.admit({ from: A, room: 'r', nonce: String(nonce), at, after, requests: [{ id, digest: 'd' }] }, at)
+      .verdicts[0]!;
+  expect(admit(NOW, undefined, '1').kind).toBe('new');
+  expect(admit(NOW + 5000, NOW + 5000, '2')).toEqual({ kind: 'before', nonce: String(NOW + 5000) });
+  expect(admit(NOW + 5001, NOW + 5000, '2').kind).toBe('new');
+  // What is known all the same is answered from what is known.
+  expect(admit(NOW + 5002, NOW + 6000, '2').kind).toBe('running');
+});
+
 test('nobody keeps an id from another key by having it answered beforehand', () => {
   const { ledger, admit, pass } = book();
   const reply = 'mb-victim';

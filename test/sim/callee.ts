@@ -1,5 +1,6 @@
 import { type Handler, idempotent } from '../../src/dispatch.ts';
 import { RpcError } from '../../src/errors.ts';
+import type { Event } from '../../src/http.ts';
 import { publishIdentity } from '../../src/identity.ts';
 import type { Ledger } from '../../src/ledger.ts';
 import { loggedLedger } from '../../src/ledger-file.ts';
@@ -20,6 +21,8 @@ export class Callee extends Program {
   readonly disk: Disk;
   readonly stop: AbortController = new AbortController();
   hasStopped = false;
+  /** Whether it shares its mailbox, and messages there were gone before it read them. */
+  hasLost = false;
   /** Shared by all servers of one mailbox. */
   readonly label: string;
 
@@ -32,7 +35,12 @@ export class Callee extends Program {
   protected async main(process: Process, signer: Signer): Promise<void> {
     const { disk, world } = this;
     const { leaseMs } = world.plan;
-    const o = this.options(process);
+    const options = this.options(process);
+    const onEvent = (event: Event): void => {
+      if (process.isAlive && event.kind === 'lost') this.hasLost = leaseMs !== undefined;
+      options.onEvent?.(event);
+    };
+    const o = { ...options, onEvent };
     const ledger = await loggedLedger('the ledger', disk.text, disk.log(process));
     await publishIdentity(signer, { mailbox: this.room }, o).catch((cause) => world.invariants.typed(this.name, cause));
     await serve(this.room, signer, {
@@ -54,7 +62,7 @@ export class Callee extends Program {
       (answer: (n: number, from: string) => unknown, ms: () => number = () => 0, mayAgain = false): Handler =>
       async (params, { from, id }) => {
         const n = numberOf(params);
-        if (process.isAlive) world.invariants.ran(label, from, id, n, mayAgain);
+        if (process.isAlive) world.invariants.ran(this, from, id, n, mayAgain);
         const wait = ms();
         if (wait > 0) await process.clock.sleep(wait);
         return answer(n, from);

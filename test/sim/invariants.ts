@@ -1,4 +1,5 @@
 import { TechnocoreError } from '../../src/errors.ts';
+import type { Callee } from './callee.ts';
 import type { World } from './world.ts';
 
 /** Outcomes that say that nothing was executed. */
@@ -18,7 +19,8 @@ const UNSENT = new Set([
 export class Invariants {
   readonly violations: string[] = [];
   readonly #world: World;
-  readonly #runs: Map<string, number> = new Map();
+  /** The servers that ran something, in order. */
+  readonly #runs: Map<string, Callee[]> = new Map();
 
   constructor(world: World) {
     this.#world = world;
@@ -37,29 +39,23 @@ export class Invariants {
   }
 
   /** A handler was started: the first time for this id and this question, unless it may run again. */
-  ran(callee: string, from: string, id: unknown, n: number, mayAgain: boolean): void {
+  ran(callee: Callee, from: string, id: unknown, n: number, mayAgain: boolean): void {
     const { network } = this.#world;
+    const { label } = callee;
     const who = from.slice(-8);
     network.count('handled');
-    this.#world.log(`${callee} runs ${n} for ${who}`);
+    this.#world.log(`${label} runs ${n} for ${who}`);
     const names = id === undefined ? [] : [`id ${JSON.stringify(id)} of ${who}`];
     if (n >= 0) names.push(`question ${n} of ${who}`);
     for (const name of names) {
-      const times = (this.#runs.get(`${callee} ${name}`) ?? 0) + 1;
-      this.#runs.set(`${callee} ${name}`, times);
-      if (times > 1 && mayAgain) network.count('ran again');
-      else if (times > 1 && this.#isForgotten(callee, n)) network.count('ran again at another server');
-      else if (times > 1) this.violate(`${callee} ran ${times} times for ${name}`);
+      const before = this.#runs.get(`${label} ${name}`) ?? [];
+      this.#runs.set(`${label} ${name}`, [...before, callee]);
+      if (before.length === 0) continue;
+      if (mayAgain) network.count('ran again');
+      // Servers that share a mailbox have ledgers of their own: what one took, and another never saw, that one may take again.
+      else if (callee.hasLost && !before.includes(callee)) network.count('ran again at another server');
+      else this.violate(`${label} ran ${before.length + 1} times for ${name}`);
     }
-  }
-
-  /**
-   * Servers that share a mailbox have ledgers of their own; what one of them took, in a room that is gone, another does
-   * not know when strangers send it on.
-   */
-  #isForgotten(callee: string, n: number): boolean {
-    const { plan, hostile, reaped } = this.#world;
-    return plan.leaseMs !== undefined && hostile.replayed.has(n) && [...reaped].some((room) => room.endsWith(callee));
   }
 
   /** Takes note of the nonces that callers use. */

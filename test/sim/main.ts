@@ -4,7 +4,7 @@ import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { idleDays, mixedYear } from './calm.ts';
 import { killServers } from './kills.ts';
-import type { Bug, Profile } from './plan.ts';
+import { type Bug, type Profile, planOf } from './plan.ts';
 import { addCounts, describeFailure, EXPECTED, type Report, range, runSeeds } from './run.ts';
 import { grown, soak } from './soak.ts';
 import { simulate } from './world.ts';
@@ -16,6 +16,7 @@ const HELP = `npm run sim -- [options]
   --profile <name>   modern, 0.7 or both (default)
   --jobs <n>         processes (default 2)
   --minutes <n>      begin no more worlds after that
+  --claims           only worlds in which servers share a mailbox
   --seed <n>         one seed, twice, with its transcript
   --bug <name>       with a bug that an invariant has to notice
 
@@ -32,6 +33,7 @@ const { values } = parseArgs({
     profile: { type: 'string', default: 'both' },
     jobs: { type: 'string', default: '2' },
     minutes: { type: 'string', default: 'Infinity' },
+    claims: { type: 'boolean', default: false },
     seed: { type: 'string' },
     bug: { type: 'string' },
     worker: { type: 'string' },
@@ -70,7 +72,7 @@ function* seedsOf(part: number): Generator<number> {
   ];
   for (const seed of range(from + part, from + seeds, jobs)) {
     if (performance.now() > minutes * 60_000) return;
-    yield seed;
+    if (!values.claims || planOf(seed).leaseMs !== undefined) yield seed;
   }
 }
 

@@ -33,8 +33,6 @@ export class World {
   readonly callees: Callee[] = [];
   readonly callers: Caller[] = [];
   readonly hostile: Hostile;
-  /** Rooms that were lost. */
-  readonly reaped: Set<string> = new Set();
   /** Of the next question. */
   nextNumber = 1;
   readonly #serviceClock: ProcessClock;
@@ -138,7 +136,6 @@ export class World {
 
   #reap(room: string): void {
     this.network.count('reaped');
-    this.reaped.add(room);
     this.log(`${room} is reaped`);
     this.service.age(room, 8 * 24 * 60 * MINUTE);
     // The reaper comes with the next write, wherever that is.
