@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process';
-import type { AddressInfo } from 'node:net';
-import { createServer } from 'node:net';
+
+import { type AddressInfo, createServer, type Socket } from 'node:net';
 import { afterEach, describe, expect, onTestFinished, test } from 'vitest';
 import { Child } from '../src/bridge-process.ts';
 import { until } from './support.ts';
@@ -113,18 +113,24 @@ test.each([
 /** Counts processes that live: each holds a connection, which ends with it, whoever is to notice. */
 async function living() {
   const lives = { now: 0, ever: 0 };
+  const sockets = new Set<Socket>();
   const server = createServer((socket) => {
     lives.now++;
     lives.ever++;
     socket.on('error', () => {});
     socket.on('close', () => void lives.now--);
     socket.resume();
+    sockets.add(socket);
   });
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
-  onTestFinished(() => void server.close());
+  // Whatever the test found, none is left behind.
+  onTestFinished(() => {
+    server.close();
+    for (const socket of sockets) socket.destroy();
+  });
   const { port } = server.address() as AddressInfo;
   const live = (more: string): string =>
-    `${more} require('net').connect(${port}, '127.0.0.1'); setInterval(() => {}, 1000);`;
+    `${more} require('net').connect(${port}, '127.0.0.1').on('close', () => process.exit()); setInterval(() => {}, 1000);`;
   // Its output is that of the process that starts it, which it so holds open.
   const started = (more: string): string =>
     `require('child_process').spawn(process.execPath, ['-e', ${JSON.stringify(live(more))}], { stdio: 'inherit' }).unref();`;
