@@ -6,7 +6,7 @@ import { afterAll, beforeAll, expect, test } from 'vitest';
 import { normalCode, offerPairing, PAIRING_MS, pair, pairingCode, pairingRoom } from '../src/bridge-pair.ts';
 import { PairsFile } from '../src/bridge-pairs.ts';
 import { call, type Handler, read, serve } from '../src/technocore-rpc.ts';
-import { signer, type World, world } from './support.ts';
+import { requestFrame, signer, type World, world } from './support.ts';
 
 const MAILBOX = 'mb-p-tools';
 const [SERVER, ADA, EVE] = [signer(1), signer(2), signer(3)];
@@ -61,22 +61,69 @@ test('of two that come at once one is let in', async () => {
   expect(outcomes.filter(({ status }) => status === 'fulfilled').length).toBe(1);
 });
 
-test('five wrong codes end it, and ten minutes do', async () => {
+test('wrong codes are told so a few times, and end nothing: ten minutes do', async () => {
   const w = world();
-  const spent = open(w);
-  await spent.ready();
+  const { paired, done, ready } = open(w);
+  await ready();
   for (let i = 0; i < 5; i++) {
     await expect(w.run(pair(MAILBOX, pairingCode(random), EVE, as(w, 'eve')))).rejects.toMatchObject({
       rpc: { code: 1004 },
     });
   }
-  expect(await w.run(spent.done)).toBe('spent');
+  await expect(w.run(pair(MAILBOX, pairingCode(random), EVE, as(w, 'eve')))).rejects.toMatchObject({
+    code: 'call_timeout',
+  });
+  // Whoever was wrong may be right at last.
+  expect(await w.run(pair(MAILBOX, CODE, EVE, as(w, 'eve')))).toBe(SERVER.did);
+  expect(await w.run(done)).toBe('paired');
   const late = open(w);
   await late.ready();
   await w.clock.advance(PAIRING_MS);
   expect(await w.run(late.done)).toBe('expired');
-  expect([...spent.paired, ...late.paired]).toEqual([]);
+  expect([...paired, ...late.paired]).toEqual([EVE.did]);
   expect(w.clock.sleepers).toBe(0);
+});
+
+test('a crowd of keys that guess, each in a room of its own, costs no answers and keeps nobody out', async () => {
+  const w = world('modern', { readsPerMinute: 120, writesPerMinute: 30, wakeStepMs: 500 });
+  const { paired, done, ready } = open(w);
+  await ready();
+  const room = pairingRoom(MAILBOX);
+  const crowd = Array.from({ length: 200 }, (_, i) => signer(10 + i));
+  let isOver = false;
+  const flood = (async () => {
+    for (let i = 0; !isOver; i++) {
+      const key = crowd[i % crowd.length]!;
+      const own = `mb-p-crowd-${i % crowd.length}`;
+      const from = { ...w.o, fetch: w.service.client(`crowd ${i >> 3}`) };
+      if (i < crowd.length) await key.say(own, 'mine', from);
+      const meta = { 'chat.technocore/reply': own };
+      const params = [{ _meta: meta }, { proof: 'x', _meta: meta }, { hello: 'AAAA', _meta: meta }][i % 3]!;
+      await key.say(room, requestFrame(`c${i}`, 'pair', params), from);
+      await w.clock.sleep(50);
+    }
+  })();
+  await w.clock.advance(60_000);
+  const writes = w.service.stats.writes;
+  const begun = w.clock.now();
+  const ada = { ...as(w, 'ada'), fetch: w.service.client('ada') };
+  expect(await w.run(pair(MAILBOX, CODE, ADA, ada))).toBe(SERVER.did);
+  expect(w.clock.now() - begun).toBeLessThan(15_000);
+  expect(writes).toBeGreaterThan(200);
+  isOver = true;
+  await w.run(flood);
+  expect(await w.run(done)).toBe('paired');
+  expect(paired).toEqual([ADA.did]);
+  let answers = 0;
+  for (const [i] of crowd.entries()) {
+    const { messages } = await w.run(
+      read(`mb-p-crowd-${i}`, { ...w.o, limit: 200, fetch: w.service.client('looker') }),
+    );
+    answers += messages.filter((m) => m.from === SERVER.did).length;
+  }
+  // Ten in each minute that it lasted.
+  expect(answers).toBeGreaterThan(0);
+  expect(answers).toBeLessThanOrEqual(30);
 });
 
 test('a proof is worth nothing under another key, and one that is none is no try', async () => {
