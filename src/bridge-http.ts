@@ -30,6 +30,8 @@ import { checkedMeta, isMcpId } from './mcp.ts';
 
 /** Most bytes of one message: more than a room carries. */
 const MAX_BODY = 4 << 20;
+/** Most bytes of all messages that are arriving. */
+const MAX_ARRIVING = 64 << 20;
 /** How long a request may take to arrive, ms, and how many connections there may be. */
 const REQUEST_MS = 30_000;
 const MAX_CONNECTIONS = 512;
@@ -67,6 +69,10 @@ class Refusal extends Error {
   }
 }
 
+/** The refusal of a request that was not read. */
+const tooMany = (why: string): Refusal =>
+  new Refusal(503, rpcError(undefined, INTERNAL_ERROR, why), { connection: 'close' });
+
 const LOOPBACK = /^(?:localhost|127\.0\.0\.1|\[::1\])(?::\d{1,5})?$/i;
 
 /** The statuses that errors of a request have. */
@@ -85,6 +91,7 @@ export class HttpBridge {
   readonly #params = new ParamHeaders();
   readonly #open = new Set<HttpAnswer>();
   readonly #over = new AbortController();
+  #arriving = 0;
   #server: Server | undefined;
 
   constructor(o: HttpBridgeOptions) {
@@ -135,7 +142,8 @@ export class HttpBridge {
       for (;;) {
         await this.#clock.sleep(IDLE_MS / 4, this.#over.signal);
         for (const [id, session] of this.#sessions) {
-          if (!session.isIdle || this.#clock.now() - session.used < IDLE_MS) continue;
+          const isIdle = !session.isBusy && !session.isListening;
+          if (!isIdle || this.#clock.now() - session.used < IDLE_MS) continue;
           this.#sessions.delete(id);
           await session.close();
         }
@@ -182,7 +190,9 @@ export class HttpBridge {
     }
     switch (request.method) {
       case 'POST':
-        await this.#post(header, await messageIn(request, header), answer, session);
+        // What cannot be served is not read.
+        if (!session && this.#open.size > MAX_OPEN) throw tooMany('Too many requests at once');
+        await this.#post(header, await this.#message(request, header), answer, session);
         break;
       case 'GET':
         if (name === undefined) throw new Refusal(405, undefined, { allow: 'POST' });
@@ -199,6 +209,35 @@ export class HttpBridge {
       default:
         throw new Refusal(405, undefined, { allow: 'GET, POST, DELETE' });
     }
+  }
+
+  /** The message in a POST. @throws Refusal there is none */
+  async #message(request: IncomingMessage, header: (name: string) => string | undefined): Promise<JsonObject | Json[]> {
+    const invalid = (message: string): JsonObject => rpcError(undefined, INVALID_REQUEST, message);
+    if (!/^application\/json\s*(?:;|$)/i.test(header('content-type') ?? '')) {
+      throw new Refusal(415, invalid('The content type must be application/json'));
+    }
+    const accept = header('accept') ?? '*/*';
+    const accepts = (type: string): boolean => accept.includes(type) || accept.includes('*/*');
+    if (!accepts('application/json') || !accepts('text/event-stream')) {
+      throw new Refusal(406, invalid('Not acceptable: the answer is application/json or text/event-stream'));
+    }
+    const chunks: Buffer[] = [];
+    let bytes = 0;
+    try {
+      for await (const chunk of request as AsyncIterable<Buffer>) {
+        bytes += chunk.length;
+        this.#arriving += chunk.length;
+        if (bytes > MAX_BODY) throw new Refusal(413, invalid('The message is too large'), { connection: 'close' });
+        if (this.#arriving > MAX_ARRIVING) throw tooMany('Too many messages at once');
+        chunks.push(chunk);
+      }
+    } finally {
+      this.#arriving -= bytes;
+    }
+    const message = decode(Buffer.concat(chunks).toString('utf8'));
+    if (!message) throw new Refusal(400, rpcError(undefined, PARSE_ERROR, 'Parse error'));
+    return message;
   }
 
   async #post(
@@ -246,7 +285,6 @@ export class HttpBridge {
     } catch (cause) {
       throw refusalOf(id, cause);
     }
-    if (this.#open.size > MAX_OPEN) throw new Refusal(503, rpcError(id, INTERNAL_ERROR, 'Too many requests at once'));
     const wire = this.#o.connect();
     const over = new Promise<void>((resolve) => answer.onEnd(resolve));
     wire.onmessage = (frame: JsonObject) => {
@@ -274,13 +312,21 @@ export class HttpBridge {
 
   // --- sessions --------------------------------------------------------------------------------------------------
 
+  /** Ends the session that is missed least: its host is told so when it comes back, and begins another. */
+  #displace(): boolean {
+    const isLongUnused = ({ used }: Session): boolean => this.#clock.now() - used >= IDLE_MS;
+    const [displaced] = [...this.#sessions]
+      .filter(([, session]) => !session.isBusy || isLongUnused(session))
+      .sort(([, a], [, b]) => Number(a.isListening) - Number(b.isListening) || a.used - b.used);
+    if (!displaced) return false;
+    this.#sessions.delete(displaced[0]);
+    void displaced[1].close();
+    return true;
+  }
+
   async #begin(message: JsonObject, answer: HttpAnswer): Promise<void> {
-    if (this.#sessions.size >= MAX_SESSIONS) {
-      const idle = [...this.#sessions].filter(([, session]) => session.isIdle).sort(([, a], [, b]) => a.used - b.used);
-      const [oldest] = idle;
-      if (!oldest) throw new Refusal(503, rpcError(message['id'] as Id, INTERNAL_ERROR, 'Too many sessions'));
-      this.#sessions.delete(oldest[0]);
-      void oldest[1].close();
+    if (this.#sessions.size >= MAX_SESSIONS && !this.#displace()) {
+      throw new Refusal(503, rpcError(message['id'] as Id, INTERNAL_ERROR, 'Too many sessions'));
     }
     const random = this.#o.random ?? ((n) => crypto.getRandomValues(new Uint8Array(n)));
     const id = toHex(random(16));
@@ -327,8 +373,14 @@ class Session {
     this.#wire.onmessage = (message) => this.#side.fromRoom(message);
   }
 
-  get isIdle(): boolean {
-    return this.#answers.size === 0 && !this.#listening;
+  /** Whether requests are under way. */
+  get isBusy(): boolean {
+    return this.#answers.size > 0;
+  }
+
+  /** Whether its host listens to what belongs to no request. */
+  get isListening(): boolean {
+    return this.#listening !== undefined;
   }
 
   /** Whether the handshake was answered with a session. */
@@ -398,32 +450,6 @@ class Session {
 }
 
 // --- messages ----------------------------------------------------------------------------------------------------
-
-/** The message in a POST. @throws Refusal there is none */
-async function messageIn(
-  request: IncomingMessage,
-  header: (name: string) => string | undefined,
-): Promise<JsonObject | Json[]> {
-  const invalid = (message: string): JsonObject => rpcError(undefined, INVALID_REQUEST, message);
-  if (!/^application\/json\s*(?:;|$)/i.test(header('content-type') ?? '')) {
-    throw new Refusal(415, invalid('The content type must be application/json'));
-  }
-  const accept = header('accept') ?? '*/*';
-  const accepts = (type: string): boolean => accept.includes(type) || accept.includes('*/*');
-  if (!accepts('application/json') || !accepts('text/event-stream')) {
-    throw new Refusal(406, invalid('Not acceptable: the answer is application/json or text/event-stream'));
-  }
-  const chunks: Buffer[] = [];
-  let bytes = 0;
-  for await (const chunk of request as AsyncIterable<Buffer>) {
-    bytes += chunk.length;
-    if (bytes > MAX_BODY) throw new Refusal(413, invalid('The message is too large'), { connection: 'close' });
-    chunks.push(chunk);
-  }
-  const message = decode(Buffer.concat(chunks).toString('utf8'));
-  if (!message) throw new Refusal(400, rpcError(undefined, PARSE_ERROR, 'Parse error'));
-  return message;
-}
 
 /** What a request is answered that was not sent. */
 export function sendError(id: Id, cause: unknown): JsonObject {

@@ -2,7 +2,7 @@ import { request } from 'node:http';
 import { Client as OldClient } from '@modelcontextprotocol/sdk/client/index.js';
 import { StreamableHTTPClientTransport as OldTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
 import { ElicitRequestSchema } from '@modelcontextprotocol/sdk/types.js';
-import { afterEach, beforeEach, expect, test } from 'vitest';
+import { afterEach, beforeEach, expect, onTestFinished, test } from 'vitest';
 import type { Wire } from '../src/bridge-handshake.ts';
 import { HttpBridge } from '../src/bridge-http.ts';
 import { TechnocoreError } from '../src/errors.ts';
@@ -372,6 +372,62 @@ test('sessions that nobody uses make room', async () => {
     (await post({ jsonrpc: '2.0', id: 1, method: 'ping' }, { 'mcp-session-id': session })).status;
   expect(await alive(sessions[0]!)).toBe(404);
   expect(await alive(sessions[64]!)).toBe(200);
+});
+
+test('a session makes room though its host listens, the one longest unused first, but not one with a request under way', async () => {
+  const sessions: string[] = [];
+  const ends: Promise<string>[] = [];
+  for (let i = 0; i < 64; i++) {
+    const { session } = await post(hello());
+    const headers = { 'mcp-session-id': session!, accept: 'text/event-stream' };
+    sessions.push(session!);
+    ends.push((await fetch(url, { headers })).text());
+  }
+  const stop = new AbortController();
+  const never = { jsonrpc: '2.0', id: 9, method: 'tools/call', params: { name: 'never' } };
+  const headers = { ...JSON_TYPE, 'mcp-session-id': sessions[0]! };
+  const working = fetch(url, { method: 'POST', headers, body: JSON.stringify(never), signal: stop.signal });
+  working.catch(() => {});
+  await until(() => Server.all[0]!.got.some(({ params }) => params?.name === 'never'));
+  await until(() => Server.all.length === 64);
+  const alive = async (session: string): Promise<number> =>
+    (await post({ jsonrpc: '2.0', id: 1, method: 'ping' }, { 'mcp-session-id': session })).status;
+  expect(await alive(sessions[1]!)).toBe(200);
+  const { session, status } = await post(hello());
+  expect(status).toBe(200);
+  await ends[2];
+  expect([await alive(sessions[2]!), await alive(sessions[0]!), await alive(sessions[1]!)]).toEqual([404, 200, 200]);
+  expect(await alive(session!)).toBe(200);
+  // Whoever comes back begins another.
+  expect((await post(hello())).session).toMatch(/^[0-9a-f]{32}$/);
+  stop.abort();
+});
+
+test('messages that arrive together are bounded, and what cannot be served is not read', async () => {
+  const open: ReturnType<typeof request>[] = [];
+  onTestFinished(() => {
+    for (const one of open) one.destroy();
+  });
+  const body = Buffer.alloc(4 << 20, ' ');
+  const statuses: number[] = [];
+  const begin = (headers: Record<string, string | number>): ReturnType<typeof request> => {
+    const one = request(url, { method: 'POST', agent: false, headers: { ...JSON_TYPE, ...headers } }, (response) => {
+      statuses.push(response.statusCode!);
+      response.resume();
+    });
+    one.on('error', () => {});
+    open.push(one);
+    return one;
+  };
+  for (let i = 0; i < 20; i++) begin({ 'content-length': body.length + 1 }).write(body.subarray(1));
+  await until(() => statuses.length >= 4);
+  expect(new Set(statuses)).toEqual(new Set([503]));
+  // Those that trickle in take no room.
+  for (const one of open) one.destroy();
+  const others = statuses.length;
+  for (let i = 0; i < 257; i++) begin({ 'transfer-encoding': 'chunked' }).write('{');
+  await until(() => statuses.length > others);
+  expect(statuses.at(-1)).toBe(503);
 });
 
 test('the official client of the handshake era: progress, questions, changes', async () => {
