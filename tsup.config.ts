@@ -1,7 +1,8 @@
 import { createHash } from 'node:crypto';
 import { readdirSync, readFileSync } from 'node:fs';
-import { defineConfig } from 'tsup';
-import { extract } from './test/api/declarations.ts';
+import { basename, dirname, resolve } from 'node:path';
+import { defineConfig, type Options } from 'tsup';
+import { ENTRIES, extract } from './test/api/declarations.ts';
 
 const { version, dependencies } = JSON.parse(readFileSync('package.json', 'utf8'));
 const sources = createHash('sha256');
@@ -36,20 +37,121 @@ const banner = [
   ...licences(),
 ];
 
-/** The one file to copy, and its declarations. Everything else in `dist/` comes from `tsc`, file by file. */
-export default defineConfig({
-  entry: { 'technocore-rpc': 'src/vendor.ts' },
-  outDir: 'dist/vendor',
+/** What a source imports from packages, types apart: the names, by the path of the module. */
+function packagesOf(file: string): Map<string, string[]> {
+  const imports = readFileSync(`src/${file}`, 'utf8').matchAll(/^import \{([^}]*)\} from '(@[^']+)'/gm);
+  const names = (list: string): string[] => [...list.matchAll(/(?:^|,)\s*(?!type\s)(\w+)/g)].map(([, name]) => name!);
+  return new Map([...imports].map(([, list, path]) => [path!, names(list!)]));
+}
+
+/** How something of a package is got at its first use. */
+interface Loading {
+  head: string;
+  load(path: string, name: string): string;
+}
+
+const INLINED: Loading = { head: '', load: (path, name) => `require('used:${path}').${name}` };
+
+// One `require` for each file, called with the path as it is: what collects the files of a deployment sees through that.
+const REQUIRED: Loading = {
+  head: `
+    import { createRequire } from 'node:module';
+    import { TechnocoreError } from './src/errors.ts';
+    const require = createRequire(import.meta.url);
+    function found(load) {
+      try {
+        return load();
+      } catch (cause) {
+        throw new TechnocoreError('unavailable', cause.message, cause);
+      }
+    }`,
+  load: (path, name) => `found(() => require('${path}').${name})`,
+};
+
+// Packages give functions, and objects with members: this is what can be done with those.
+const LATER = `
+  /** Stands in for a function or an object that is loaded at its first use. */
+  export function later(load) {
+    let loaded;
+    const real = () => (loaded ??= load());
+    return new Proxy(() => {}, { get: (_, name) => real()[name], apply: (_, self, args) => real()(...args) });
+  }`;
+
+/**
+ * Packages are loaded, or run if they are inlined, at the first use of what is imported from them: noble where there is
+ * nothing native, the validator of JSON Schema when there is a value to check.
+ */
+function lazily({ head, load }: Loading): NonNullable<Options['esbuildPlugins']>[number] {
+  const src = resolve('src');
+  return {
+    name: 'lazily',
+    setup({ onResolve, onLoad }) {
+      onResolve({ filter: /^@/ }, ({ importer }) =>
+        dirname(importer) === src ? { path: basename(importer), namespace: 'later' } : undefined,
+      );
+      onResolve({ filter: /^later$/ }, ({ path }) => ({ path, namespace: 'later' }));
+      onLoad({ filter: /./, namespace: 'later' }, ({ path: file }) => {
+        if (file === 'later') return { contents: LATER };
+        const lines = ["import { later } from 'later';", head];
+        for (const [path, names] of packagesOf(file)) {
+          for (const name of names) {
+            lines.push(`export const ${name} = /* @__PURE__ */ later(() => ${load(path, name)});`);
+          }
+        }
+        return { contents: lines.join('\n'), resolveDir: process.cwd() };
+      });
+      // A module that is asked for by `require` is kept whole, so this one has nothing but what is used.
+      onResolve({ filter: /^used:/ }, ({ path }) => ({ path: path.slice(5), namespace: 'used' }));
+      onLoad({ filter: /./, namespace: 'used' }, ({ path }) => {
+        const used = new Set(readdirSync('src').flatMap((file) => packagesOf(file).get(path) ?? []));
+        return { contents: `export { ${[...used].join(', ')} } from '${path}';`, resolveDir: process.cwd() };
+      });
+    },
+  };
+}
+
+/** Classes that speak of themselves get a second name from esbuild, which `console.log` would show: they keep their own. */
+const ownNames: NonNullable<Options['plugins']>[number] = {
+  name: 'own-names',
+  renderChunk(code) {
+    const classes = [...code.matchAll(/^var (\w+) = class _\1\b/gm)].map(([, name]) => name!);
+    return { code: classes.reduce((text, name) => text.replace(new RegExp(`\\b_${name}\\b`, 'g'), name), code) };
+  },
+};
+
+const common: Options = {
   format: 'esm',
-  platform: 'neutral',
   target: 'es2022',
   noExternal: [/.*/],
-  splitting: false,
-  treeshake: true,
+  removeNodeProtocol: false,
   dts: false,
-  banner: { js: `/*!\n${banner.map((line) => ` * ${line}`.trimEnd()).join('\n')}\n */` },
-  async onSuccess() {
-    // One file of declarations out of those that tsc wrote, so that whoever copies the code copies two files.
-    extract('vendor', { rollup: '<projectFolder>/dist/vendor/technocore-rpc.d.ts' });
+  plugins: [ownNames],
+};
+
+export default defineConfig([
+  {
+    // What Node loads: all modules of the package in a few files, since each file takes it half a millisecond.
+    ...common,
+    entry: [...ENTRIES, 'cli'].map((name) => `src/${name}.ts`),
+    outDir: 'dist/node',
+    clean: true,
+    platform: 'node',
+    splitting: true,
+    esbuildPlugins: [lazily(REQUIRED)],
   },
-});
+  {
+    // The one file to copy, and its declarations. Everything else in `dist/` comes from `tsc`, file by file.
+    ...common,
+    entry: { 'technocore-rpc': 'src/vendor.ts' },
+    outDir: 'dist/vendor',
+    platform: 'neutral',
+    splitting: false,
+    treeshake: true,
+    esbuildPlugins: [lazily(INLINED)],
+    banner: { js: `/*!\n${banner.map((line) => ` * ${line}`.trimEnd()).join('\n')}\n */` },
+    async onSuccess() {
+      // One file of declarations out of those that tsc wrote, so that whoever copies the code copies two files.
+      extract('vendor', { rollup: '<projectFolder>/dist/vendor/technocore-rpc.d.ts' });
+    },
+  },
+]);

@@ -39,7 +39,7 @@ async function main(argv: string[]): Promise<number> {
     return first === undefined ? EXIT.usage : EXIT.ok;
   }
   if (first === '--version') {
-    print(JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8')).version);
+    print(JSON.parse(readFileSync(new URL(import.meta.resolve('technocore-rpc/package.json')), 'utf8')).version);
     return EXIT.ok;
   }
   const [name, rest] = find(argv);

@@ -349,8 +349,9 @@ function portableAead(cipher: NobleCipher): MakeAead {
     return {
       seal: (nonce, plain, aad) => cipher(key, nonce, aad).encrypt(plain),
       open(nonce, sealed, aad) {
+        const box = cipher(key, nonce, aad);
         try {
-          return cipher(key, nonce, aad).decrypt(sealed);
+          return box.decrypt(sealed);
         } catch {
           return undefined;
         }

@@ -153,9 +153,15 @@ const KEYWORDS: { [keyword: string]: 'schema' | 'schemas' | 'map' | 'refused' | 
 const COSTLY = /^(?:pattern|uniqueItems)$/;
 const TURNED = /^(?:not|if|oneOf|maxContains|patternProperties)$/;
 
+/** What an address can be wrong about: the keywords that give or name one, and names that fit in none. */
+const ADDRESS = /^\$(?:id|ref|anchor|dynamicRef|dynamicAnchor)$/;
+const LONE = /\p{Surrogate}/u;
+
 /** A copy of a schema that the validator may write to, checked keyword by keyword. */
 class Copy {
   steps = 0;
+  /** Whether something may be wrong with the addresses of its parts. */
+  isAddressed = false;
   readonly #foreign: boolean;
   #costly = false;
   #turned = false;
@@ -185,6 +191,7 @@ class Copy {
       const rule = Object.hasOwn(KEYWORDS, keyword) ? KEYWORDS[keyword] : undefined;
       const here = `${at}/${keyword}`;
       if (rule === undefined) continue;
+      this.isAddressed ||= ADDRESS.test(keyword);
       if (this.#foreign) {
         this.#turned ||= TURNED.test(keyword);
         this.#costly ||= COSTLY.test(keyword) || keyword === 'patternProperties';
@@ -198,6 +205,7 @@ class Copy {
         copy[keyword] = value.map((item, i) => this.#copy(item, `${here}/${i}`, depth + 1));
       } else if (rule === 'map') {
         if (!isObject(value)) throw bad(here, 'must be an object of schemas');
+        this.isAddressed ||= Object.keys(value).some((name) => LONE.test(name));
         if (keyword === 'patternProperties' && !Object.keys(value).every(regex))
           throw bad(here, 'has a pattern that does not compile');
         copy[keyword] = Object.fromEntries(
@@ -226,6 +234,23 @@ class Copy {
   }
 }
 
+/** The parts of a schema by their addresses, as the validator wants them. */
+function dereferenced(root: Copy['root']): ReturnType<typeof dereference> {
+  let parts: ReturnType<typeof dereference>;
+  try {
+    parts = dereference(root as object);
+  } catch (cause) {
+    throw bad('', 'two of its parts have one address, or an $id or $ref is no URI', cause);
+  }
+  for (const part of Object.values(parts)) {
+    if (typeof part === 'boolean') continue;
+    const { $ref, __absolute_ref__: target } = part;
+    if (target !== undefined && parts[target] === undefined)
+      throw bad('', `$ref ${$ref} is not in it, and nothing is fetched`);
+  }
+  return parts;
+}
+
 function compileJson(schema: object, foreign = false): Schema {
   let json: { [keyword: string]: Json };
   try {
@@ -234,22 +259,13 @@ function compileJson(schema: object, foreign = false): Schema {
     throw bad('', 'it is not JSON', cause);
   }
   const copy = new Copy(json, foreign);
-  let lookup: ReturnType<typeof dereference>;
-  try {
-    lookup = dereference(copy.root as object);
-  } catch (cause) {
-    throw bad('', 'two of its parts have one address, or an $id or $ref is no URI', cause);
-  }
-  for (const part of Object.values(lookup)) {
-    if (typeof part === 'boolean') continue;
-    const { $ref, __absolute_ref__: target } = part;
-    if (target !== undefined && lookup[target] === undefined)
-      throw bad('', `$ref ${$ref} is not in it, and nothing is fetched`);
-  }
+  // Where the validator can find no fault it waits for a value: loading it takes longer than all of this.
+  let parts = copy.isAddressed ? dereferenced(copy.root) : undefined;
   const check = (value: unknown): Checked => {
     copy.steps = 0;
+    parts ??= dereferenced(copy.root);
     try {
-      const { valid, errors } = validate(value, copy.root as object, '2020-12', lookup, true);
+      const { valid, errors } = validate(value, copy.root as object, '2020-12', parts, true);
       return valid ? { value } : { problem: explained(errors) };
     } catch {
       return { problem: 'the value, or the schema, is too complex to be checked' };

@@ -25,7 +25,8 @@ export default function setup(): void {
   // What a source left behind that is gone would be packed.
   const sources = names('src').map((name) => name.replace(/\.ts$/, ''));
   for (const name of names('dist')) {
-    if (name !== 'vendor' && !sources.includes(name.replace(/\.(d\.ts|js)$/, ''))) rmSync(`${root}dist/${name}`);
+    if (name !== 'vendor' && name !== 'node' && !sources.includes(name.replace(/\.(d\.ts|js)$/, '')))
+      rmSync(`${root}dist/${name}`);
   }
   if (newest('dist', '.js') > newest('src', '.ts')) return;
   try {
@@ -43,8 +44,8 @@ export function sourceDigest(): string {
   return digest.digest('hex');
 }
 
-/** Makes the vendored file, unless it is that of the sources as they are. */
-export function buildVendor(): void {
+/** Makes what is bundled, unless the vendored file, which is made last, is that of the sources as they are. */
+export function buildBundles(): void {
   try {
     if (readFileSync(`${root}dist/vendor/technocore-rpc.js`, 'utf8').includes(sourceDigest())) return;
   } catch {

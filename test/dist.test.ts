@@ -1,5 +1,5 @@
 import { execFile } from 'node:child_process';
-import { cp, mkdir, mkdtemp, readdir, readFile, rm, symlink, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, readdir, readFile, rename, rm, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -9,9 +9,9 @@ import { publint } from 'publint';
 import { formatMessage } from 'publint/utils';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { createLocalService, type Listening } from '../src/local.ts';
-import { follow } from '../src/technocore-rpc.ts';
+import { follow, Signer } from '../src/technocore-rpc.ts';
 import { ENTRIES, extract } from './api/declarations.ts';
-import { buildVendor, sourceDigest } from './build.ts';
+import { buildBundles, sourceDigest } from './build.ts';
 import { FREE } from './support.ts';
 
 // What is published: built files, packed, installed and copied as users do it.
@@ -25,7 +25,7 @@ let packed: string[];
 let service: Listening;
 
 beforeAll(async () => {
-  buildVendor();
+  buildBundles();
   service = await createLocalService({ limits: FREE }).listen();
   folder = await mkdtemp(join(tmpdir(), 'dist-'));
   const args = ['pack', '--ignore-scripts', '--json', '--pack-destination', folder];
@@ -39,13 +39,29 @@ afterAll(async () => {
   await rm(folder, { recursive: true });
 });
 
+const PACKAGES = ['@noble', '@cfworker'];
+/** Where there is nothing native. */
+const PORTABLE = `
+  const { getBuiltinModule } = process;
+  process.getBuiltinModule = (id) => (id === 'node:crypto' ? undefined : getBuiltinModule.call(process, id));
+`;
+
 /** A project of its own in a folder of its own. */
 async function project(name: string, files: Record<string, string>): Promise<string> {
-  const dir = join(folder, name);
-  await mkdir(dir, { recursive: true });
+  const dir = await mkdtemp(join(folder, `${name}-`));
   for (const [file, text] of Object.entries({ 'package.json': '{ "type": "module" }', ...files })) {
     await writeFile(join(dir, file), text);
   }
+  return dir;
+}
+
+/** One that has the package, and the named ones of ours beside it. */
+async function consumer(name: string, files: Record<string, string>, others: string[]): Promise<string> {
+  const dir = await project(name, files);
+  await mkdir(join(dir, 'node_modules', '@types'), { recursive: true });
+  await run('tar', ['-xzf', tarball, '-C', dir]);
+  await rename(join(dir, 'package'), join(dir, 'node_modules', 'technocore-rpc'));
+  for (const other of others) await symlink(join(root, 'node_modules', other), join(dir, 'node_modules', other));
   return dir;
 }
 
@@ -54,8 +70,13 @@ const env = (home: string) => ({ ...inherited, HOME: home, TECHNOCORE_URL: servi
 describe('the package', () => {
   test('holds what the sources make, and nothing else', async () => {
     const sources = (await readdir(join(root, 'src'))).map((file) => file.slice(0, -3));
-    const built = [...sources, 'vendor/technocore-rpc'].flatMap((name) => [`dist/${name}.js`, `dist/${name}.d.ts`]);
-    expect(packed.sort()).toEqual(['LICENSE', 'README.md', 'package.json', ...built].sort());
+    // The command line is no module.
+    const modules = sources.filter((name) => !/^(cli|demo)/.test(name));
+    const built = [...modules, 'vendor/technocore-rpc'].flatMap((name) => [`dist/${name}.js`, `dist/${name}.d.ts`]);
+    const entries = [...ENTRIES, 'cli'].map((name) => `dist/node/${name}.js`);
+    const others = packed.filter((file) => !/^dist\/node\/chunk-\w{8}\.js$/.test(file));
+    expect(others.sort()).toEqual(['LICENSE', 'README.md', 'package.json', ...built, ...entries].sort());
+    expect(packed.length - others.length).toBeLessThan(12);
   });
 
   test('publint has nothing to say', async () => {
@@ -132,22 +153,13 @@ describe('the declarations', () => {
     ['bundler', 'esnext'],
   ];
 
-  async function check(name: string, options: object, consumer: string, hasNode = false): Promise<void> {
-    const dir = await project(name, {
-      'use.ts': consumer,
-      'tsconfig.json': JSON.stringify({
-        compilerOptions: { target: 'es2022', strict: true, noEmit: true, skipLibCheck: false, types: [], ...options },
-        files: ['use.ts'],
-      }),
+  async function check(name: string, options: object, code: string, hasNode = false): Promise<void> {
+    const config = JSON.stringify({
+      compilerOptions: { target: 'es2022', strict: true, noEmit: true, skipLibCheck: false, types: [], ...options },
+      files: ['use.ts'],
     });
-    await mkdir(join(dir, 'node_modules', '@types'), { recursive: true });
-    await run('tar', ['-xzf', tarball, '-C', dir]);
-    await cp(join(dir, 'package'), join(dir, 'node_modules', 'technocore-rpc'), { recursive: true });
-    if (hasNode) {
-      for (const types of ['@types/node', 'undici-types']) {
-        await symlink(join(root, 'node_modules', types), join(dir, 'node_modules', types));
-      }
-    }
+    const types = hasNode ? ['@types/node', 'undici-types'] : [];
+    const dir = await consumer(name, { 'use.ts': code, 'tsconfig.json': config }, types);
     const tsc = join(root, 'node_modules', '.bin', 'tsc');
     const output = await run(tsc, ['-p', dir], { cwd: dir }).then(
       ({ stdout }) => stdout,
@@ -188,6 +200,122 @@ describe('the declarations', () => {
   });
 });
 
+describe('the few files that Node loads', () => {
+  const PROGRAM = `
+    import { e2eAccept, e2eOffer, e2eOpen, e2eSeal, mcpCallTool, serve, Signer, TechnocoreError, tool, verify, x25519Generate }
+      from 'technocore-rpc';
+    import { RoomClientTransport } from 'technocore-rpc/bridge';
+    import { createLocalService } from 'technocore-rpc/local';
+    import { BadInvite, Handshake, Identity } from 'technocore-rpc/parley';
+
+    const bytes = (n) => new Uint8Array(32).fill(n);
+    const told = (e) => (TechnocoreError.is(e) ? \`\${e.code}: \${e.message}\` : e);
+    const outcome = async (run) => { try { return await run(); } catch (e) { return told(e); } };
+    const said = {
+      main: import.meta.resolve('technocore-rpc').replace(/^.*technocore-rpc.dist./, ''),
+      names: [Signer, TechnocoreError, RoomClientTransport, Handshake, Identity].map(({ name }) => name),
+      related: BadInvite.prototype instanceof TechnocoreError,
+      refused: await outcome(() => new RoomClientTransport('no mailbox', undefined, { replyTo: 'mb-p-x' })),
+    };
+    said.signed = await outcome(() => {
+      const { did, sig, canonical } = Signer.fromSeed(bytes(1)).signMessage('lobby', 7, 'hello');
+      return [did, sig, verify(did, sig, canonical), verify(did, sig, canonical + '!')];
+    });
+    said.sealed = await outcome(() => {
+      const { privateKey, publicKey } = x25519Generate();
+      const { offer, key } = e2eOffer(publicKey);
+      return e2eOpen(e2eAccept(offer, privateKey).key, e2eSeal(key, 'hello'));
+    });
+    said.shaken = await outcome(() => {
+      const [identity, other] = [Identity.fromSeed(bytes(1)), Identity.fromSeed(bytes(2))];
+      const o = { prologue: bytes(9), psk: bytes(7) };
+      const to = Handshake.initiator({ ...o, identity, remote: other.publicKey, ephemeral: bytes(3) });
+      const from = Handshake.responder({ ...o, identity: other, ephemeral: bytes(4) });
+      const sent = to.write(bytes(5));
+      from.read(sent);
+      const answered = from.write(bytes(6));
+      to.read(answered);
+      return Buffer.concat([sent, answered, to.transport().seal(2n, bytes(8))]).toString('hex');
+    });
+    said.called = await outcome(async () => {
+      const tools = new Map();
+      tool('twice', '', { type: 'object', properties: { n: { type: 'number' } } }, ({ n }) => String(2 * n), { tools });
+      const [o, stop, signer] = [{ base: 'http://local.test', fetch: createLocalService().fetch }, new AbortController(), Signer.generate()];
+      const over = serve('mb-p-tools', signer, { ...o, tools, signal: stop.signal });
+      const call = (n) => outcome(async () => (await mcpCallTool('mb-p-tools', 'twice', { n }, signer, { ...o, replyTo: 'mb-p-me' })).content[0].text);
+      const results = [await call(21), await call('x')];
+      stop.abort();
+      await over;
+      return results;
+    });
+    console.log(JSON.stringify(said));
+  `;
+  const files = { 'program.js': PROGRAM, 'portable.js': PORTABLE };
+
+  async function outcome(dir: string, ...args: string[]): Promise<Record<string, any>> {
+    const { stdout, stderr } = await run(process.execPath, [...args, 'program.js'], { cwd: dir, env: env(dir) });
+    return { ...JSON.parse(stdout), stderr };
+  }
+
+  test('give the same answers as the modules one by one, with what is native and without', async () => {
+    const dir = await consumer('node', files, PACKAGES);
+    const { main, ...said } = await outcome(dir);
+    expect(main).toBe('node/technocore-rpc.js');
+    expect(said).toMatchObject({
+      names: ['Signer', 'TechnocoreError', 'RoomClientTransport', 'Handshake', 'Identity'],
+      related: true,
+      refused: expect.stringMatching(/^bad_key: /),
+      signed: [expect.stringMatching(/^did:key:z6Mk/), expect.stringMatching(/^[\w-]{86}$/), true, false],
+      sealed: 'hello',
+      shaken: expect.stringMatching(/^[0-9a-f]{500,}$/),
+      called: ['42', expect.stringContaining('do not satisfy')],
+      stderr: '',
+    });
+    for (const args of [
+      ['--import', './portable.js'],
+      ['--conditions=bun'],
+      ['--conditions=deno', '--import', './portable.js'],
+    ]) {
+      const { main, ...other } = await outcome(dir, ...args);
+      expect([args, main]).toEqual([args, `${args[0] === '--import' ? 'node/' : ''}technocore-rpc.js`]);
+      expect([args, other]).toEqual([args, said]);
+    }
+  });
+
+  test('load what they depend on at its first use: noble where there is nothing native, the validator for a value', async () => {
+    const dir = await consumer('alone', files, []);
+    const { signed, sealed, shaken, called } = await outcome(dir);
+    expect([signed[2], sealed, typeof shaken]).toEqual([true, 'hello', 'string']);
+    expect(called).toEqual(Array(2).fill('rpc: Internal error (-32603)'));
+    const missing = expect.stringMatching(/^unavailable: .*@noble\//);
+    expect(await outcome(dir, '--import', './portable.js')).toMatchObject({
+      signed: missing,
+      sealed: missing,
+      shaken: missing,
+    });
+  });
+
+  test.each(['browser', 'node', 'neutral'] as const)(
+    'are not what bundlers for %s see, which see each module',
+    async (platform) => {
+      const dir = await consumer(platform, { 'use.js': "export { call } from 'technocore-rpc';" }, PACKAGES);
+      const { metafile } = await build({
+        absWorkingDir: dir,
+        entryPoints: ['use.js'],
+        bundle: true,
+        format: 'esm',
+        platform,
+        mainFields: ['module', 'main'],
+        write: false,
+        metafile: true,
+      });
+      const inputs = Object.keys(metafile.inputs).filter((file) => file.includes('technocore-rpc/'));
+      expect(inputs).toContain('node_modules/technocore-rpc/dist/call.js');
+      expect(inputs.filter((file) => file.includes('dist/node'))).toEqual([]);
+    },
+  );
+});
+
 describe('installed', () => {
   test('in an empty folder, the first examples of the README run, and the command line', async () => {
     const readme = await readFile(join(root, 'README.md'), 'utf8');
@@ -203,6 +331,9 @@ describe('installed', () => {
     server.child.kill();
     const { version } = JSON.parse(await readFile(join(root, 'package.json'), 'utf8'));
     expect((await run('npx', ['--no-install', 'technocore-rpc', '--version'], o)).stdout.trim()).toBe(version);
+    expect((await run('npx', ['--no-install', 'technocore-rpc', 'demo'], o)).stdout).toMatch(
+      /every answer was right\n$/,
+    );
   });
 });
 
@@ -255,5 +386,28 @@ describe('the vendored file', () => {
     for (const name of ['technocore-rpc.js', 'technocore-rpc.d.ts']) await writeFile(join(dir, name), await file(name));
     const { stdout } = await run(process.execPath, ['use.js'], { cwd: dir, env: env(dir) });
     expect(stdout).toBe('42\nhello\n');
+  });
+
+  test('runs what it inlines at its first use', async () => {
+    // What noble does when it is run is to make many big numbers; those of ours are literals.
+    const dir = await project('lazy', {
+      'portable.js': PORTABLE,
+      'use.js': `
+        let made = 0;
+        globalThis.BigInt = new Proxy(BigInt, { apply: (f, self, args) => (made++, f(...args)) });
+        const { Signer } = await import('./technocore-rpc.js');
+        const before = made;
+        const sig = Signer.fromSeed(new Uint8Array(32)).sign('hello');
+        console.log(JSON.stringify({ before, made, sig }));
+      `,
+      'technocore-rpc.js': await file('technocore-rpc.js'),
+    });
+    const signed = async (...args: string[]): Promise<{ before: number; made: number; sig: string }> =>
+      JSON.parse((await run(process.execPath, [...args, 'use.js'], { cwd: dir, env: env(dir) })).stdout);
+    const [native, portable] = [await signed(), await signed('--import', './portable.js')];
+    expect([native.before, portable.before]).toEqual([0, 0]);
+    expect(portable.made).toBeGreaterThan(native.made + 20);
+    const sig = Signer.fromSeed(new Uint8Array(32)).sign('hello');
+    expect([native.sig, portable.sig]).toEqual([sig, sig]);
   });
 });

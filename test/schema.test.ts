@@ -103,6 +103,7 @@ describe('JSON Schema 2020-12', () => {
       { $ref: 'file:///etc/passwd' },
       { $ref: 'http://[' },
       { $id: 'https://example.org/a', $defs: { b: { $id: 'https://example.org/a' } } },
+      { properties: { '\ud800': { type: 'string' } } },
     ]) {
       refused(schema);
     }
