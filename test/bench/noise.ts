@@ -27,12 +27,15 @@ export async function benchNoise(): Promise<Outcome[]> {
   const skipped = (number: number, name: string): void => {
     outcomes.push({ number, name, skipped: 'the Go worker could not be built' });
   };
-  const h = await alternate({
-    ours: often(ours),
-    curve: often(() => curve(a, b)),
-    go: go && (async (times) => Number(await go.ask(`handshake ${times}`))),
-    libp2p: often(() => libp2p.handshake(libp2p.standard)),
-  });
+  const h = await alternate(
+    {
+      ours: often(ours),
+      curve: often(() => curve(a, b)),
+      go: go && (async (times) => Number(await go.ask(`handshake ${times}`))),
+      libp2p: often(() => libp2p.handshake(libp2p.standard)),
+    },
+    { warmups: 50 },
+  );
   const handshake = (other: string, limit: number, why?: string): Goal => ({
     number: 8,
     name: `IKpsk1 handshake by ${other}`,

@@ -40,6 +40,8 @@ export class Rounds {
 
 export interface RoundOptions {
   rounds?: number;
+  /** Rounds before those that count. V8 takes thousands of calls to compile what is long, and other threads to do it. */
+  warmups?: number;
   /** How long a contender is at it in one round, ms. */
   ms?: number;
   /** `cpu`, the default: the time of our processes alone, whatever else runs. `wall`: what a user waits, for what waits. */
@@ -63,7 +65,7 @@ async function timed(run: Contender, times: number, now: () => number): Promise<
 /** Runs every contender in every round, in an order that turns, after as many times as make up the time of a round. */
 export async function alternate(
   contenders: Record<string, Contender | undefined>,
-  { rounds = 11, ms = 60, clock = 'cpu' }: RoundOptions = {},
+  { rounds = 11, warmups = 0, ms = 60, clock = 'cpu' }: RoundOptions = {},
 ): Promise<Rounds> {
   const now = clocks[clock];
   const result = new Rounds();
@@ -76,11 +78,12 @@ export async function alternate(
     }
     counts.set(name, times);
   }
-  for (let round = 0; round < rounds; round++) {
+  for (let round = 0; round < warmups + rounds; round++) {
     for (let i = 0; i < entries.length; i++) {
       const [name, run] = entries[(i + round) % entries.length]!;
       const times = counts.get(name)!;
-      result.add(name, ((await timed(run, times, now)) * 1000) / times);
+      const took = await timed(run, times, now);
+      if (round >= warmups) result.add(name, (took * 1000) / times);
     }
   }
   return result;
