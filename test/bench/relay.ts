@@ -1,7 +1,7 @@
 import { HttpRelay, Identity, Session } from '../../src/parley.ts';
 import { goBuild, Worker } from './contenders.ts';
 import type { Goal, Outcome } from './goals.ts';
-import { keepAliveFetch } from './net.ts';
+import { keepAliveFetch, localService } from './net.ts';
 import { alternate, oftenAsync } from './rounds.ts';
 
 const TEXT = 'x'.repeat(200);
@@ -35,21 +35,25 @@ async function pair(base: string, fetch: typeof globalThis.fetch): Promise<[Sess
 }
 
 /**
- * A parley over the Go relay, ours against Go's. The Go package is not published where modules are found: `PARLEY_GO` is the
- * path of a checkout.
+ * A parley over the Go relay and over the embedded one, ours against Go's. The Go package is not published where modules are
+ * found: `PARLEY_GO` is the path of a checkout.
  */
 export async function benchRelay(): Promise<Outcome[]> {
   const checkout = process.env['PARLEY_GO'];
-  const names = [
-    'a turn of 200 bytes and its answer by Go',
-    'the same, fetch upon node:http',
-    'open, join and handshake by Go',
-  ];
-  const skip = (why: string): Outcome[] => names.map((name) => ({ number: 10, name, skipped: why }));
+  const skip = (why: string): Outcome[] => [{ number: 10, name: 'parley by Go', skipped: why }];
   if (!checkout) return skip('PARLEY_GO is not set');
   const program = goBuild('parley', { 'github.com/gluonfield/parley': checkout });
   if (program === undefined) return skip('the Go worker could not be built');
-  const go = new Worker(program);
+  const local = await localService();
+  const outcomes = [
+    ...(await benchOver('Go relay', new Worker(program))),
+    ...(await benchOver('local', new Worker(program, [local.url]))),
+  ];
+  await local.end();
+  return outcomes;
+}
+
+async function benchOver(where: string, go: Worker): Promise<Outcome[]> {
   const url = await go.next();
   const turns = async (fetch: typeof globalThis.fetch): Promise<() => Promise<void>> => {
     const [opener, joiner] = await pair(url, fetch);
@@ -74,18 +78,19 @@ export async function benchRelay(): Promise<Outcome[]> {
     { clock: 'wall', warmups: 40 },
   );
   go.end();
-  const bareOf = (name: string): string => `${name.split(',')[0]}, bare`;
-  const goal = (name: string, one: string, other: string, limit: number): Goal => ({
+  const goal = (name: string, one: string, other: string, limit: number, floor?: string): Goal => ({
     number: 10,
-    name,
+    name: `${where}: ${name}`,
     value: 1 / r.speed(one, other),
     target: ['<=', limit],
     detail: `${one} ${(r.micros(one) / 1000).toFixed(2)} ms, ${other} ${(r.micros(other) / 1000).toFixed(2)} ms`,
-    why: `the same four requests with that fetch, answered at once, take ${(1 / r.speed(bareOf(one), 'go')).toFixed(1)} of Go's turns`,
+    ...(floor && {
+      why: `the same four requests with that fetch, answered at once, take ${(1 / r.speed(floor, other)).toFixed(1)} of it`,
+    }),
   });
   return [
-    goal(names[0]!, 'stock', 'go', 8),
-    goal(names[1]!, 'injected', 'go', 4),
-    goal(names[2]!, 'injected, open', 'go, open', 5),
+    goal('a turn of 200 bytes and its answer by Go', 'stock', 'go', 8, 'stock, bare'),
+    goal('the same, fetch upon node:http', 'injected', 'go', 4, 'injected, bare'),
+    goal('open, join and handshake by Go', 'injected, open', 'go, open', 5),
   ];
 }

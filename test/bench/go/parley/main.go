@@ -1,5 +1,5 @@
-// A worker for the benchmarks, upon the Go package parley: prints the address of a relay; then "open <times>" or
-// "turns <times>" in, milliseconds out.
+// A worker for the benchmarks, upon the Go package parley: prints the address of a relay, its own or the one that it was
+// given; then "open <times>" or "turns <times>" in, milliseconds out.
 package main
 
 import (
@@ -58,10 +58,15 @@ func pair(url string) (*session.Session, *session.Session) {
 }
 
 func main() {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(err)
-	go http.Serve(listener, relayhttp.NewServer().Handler())
-	url := "http://" + listener.Addr().String()
+	var url string
+	if len(os.Args) > 1 {
+		url = os.Args[1]
+	} else {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		must(err)
+		go http.Serve(listener, relayhttp.NewServer().Handler())
+		url = "http://" + listener.Addr().String()
+	}
 	fmt.Println(url)
 	text := strings.Repeat("x", 200)
 	opener, joiner := pair(url)
