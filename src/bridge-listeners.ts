@@ -13,6 +13,8 @@ import { Budget } from './notices.ts';
 
 /** Most resources that one subscription follows. */
 const MAX_FOLLOWED = 64;
+/** Notices that wait, before what changed is told of by the resource that is followed alone, of which there are only so many. */
+const MAX_DUE = 256;
 
 /** What can be listened to, the notice of it, and the capability that has it. */
 const KINDS = [
@@ -100,8 +102,10 @@ export class Listeners {
     // What is told of may be a part of what is followed.
     const isOf = (one: string): boolean => uri === one || `${uri}`.startsWith(one.endsWith('/') ? one : `${one}/`);
     for (const [id, { methods, uris }] of this.#all) {
-      const isFollowed = method === 'notifications/resources/updated' && [...uris].some(isOf);
-      if (isFollowed || methods.has(method)) this.#notice(id, method, params);
+      const followed = method === 'notifications/resources/updated' ? [...uris].find(isOf) : undefined;
+      const isTooMuch = this.#due.size >= MAX_DUE;
+      if (followed !== undefined) this.#notice(id, method, isTooMuch ? { uri: followed } : params);
+      else if (methods.has(method)) this.#notice(id, method, isTooMuch ? {} : params);
     }
   }
 
@@ -125,6 +129,7 @@ export class Listeners {
   remove(id: Id): void {
     const { uris = [] } = this.#all.get(id) ?? {};
     this.#all.delete(id);
+    for (const [name, due] of this.#due) if (due.id === id) this.#due.delete(name);
     for (const uri of uris) if (!this.#isFollowed(uri)) this.#o.follow(uri, false);
   }
 

@@ -383,6 +383,22 @@ test('its log lines: one level for all, the most that anybody wants', () => {
   expect(toRoom).toEqual([]);
 });
 
+test('of a folder in which more changes than can be told, the folder is told of, and nothing is kept for who has left', async () => {
+  greet();
+  listen(1, { resourceSubscriptions: ['a:b'] });
+  listen(2, { resourceSubscriptions: ['a:b'] });
+  toRoom.length = 0;
+  for (let i = 0; i < 5000; i++) child({ method: 'notifications/resources/updated', params: { uri: `a:b/${i}` } });
+  room({ method: 'notifications/cancelled', params: { requestId: 2 } });
+  await clock.advance(600_000);
+  expect(toRoom.length).toBeLessThan(150);
+  const mine = toRoom.filter(({ params }) => params._meta[`${META}/subscriptionId`] === 1);
+  const uris = mine.map(({ params }) => params.uri);
+  expect(new Set(uris).size).toBe(uris.length);
+  expect(uris).toContain('a:b');
+  expect(uris).toContain('a:b/0');
+});
+
 const listen = (id: number, notifications: object): void =>
   room({ id, method: 'subscriptions/listen', params: { notifications } });
 const tag = (id: number): object => ({ [`${META}/subscriptionId`]: id });
