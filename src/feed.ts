@@ -262,24 +262,38 @@ export class Feed {
     this.#idleSince = this.#t.clock.now();
   }
 
-  /** Hands over what came between the place where one wants to begin and that where the others are, who wait meanwhile. */
-  #catchUp(one: Registration, signal: AbortSignal | undefined): Promise<void> {
+  /** Hands over what came between the place where one wants to begin and that where the others are, who go on meanwhile. */
+  async #catchUp(one: Registration, signal: AbortSignal | undefined): Promise<void> {
     const { clock } = this.#t;
-    const caught = this.#taking.then(async () => {
-      const cursor = new RoomCursor(this.#t, this.#cursor.room);
-      cursor.place = one.behind!;
-      const until = clock.now() + PATIENCE_MS;
-      do {
-        const { value } = await retrying(this.#t, until, () => cursor.next(0, signal), signal);
-        if (!value) break;
-        const messages = value.messages.filter(({ seq }) => seq <= this.#cursor.since!);
-        this.#hand(one.listener, this.#incoming(messages), value.gap);
-        one.behind = cursor.place;
-      } while (cursor.since! < this.#cursor.since!);
-      one.behind = undefined;
-    });
-    this.#taking = caught.catch(() => {});
-    return caught;
+    const cursor = new RoomCursor(this.#t, this.#cursor.room);
+    cursor.place = one.behind!;
+    const until = clock.now() + PATIENCE_MS;
+    const begun = this.#cursor.epoch;
+    let isRenewed = false;
+    while (one.behind && this.#listeners.has(one)) {
+      const [since, epoch] = [this.#cursor.since, this.#cursor.epoch];
+      const { value } = await retrying(this.#t, until, () => cursor.next(0, signal), signal);
+      // Between two views, so that where the others are is what they got.
+      await this.#inTurn(() => {
+        const end = this.#cursor.since!;
+        // The others may be in a room that was made meanwhile, and what was read of the one before.
+        if (value?.gap?.reason === 'recreated') isRenewed = true;
+        const isBefore = this.#cursor.epoch !== begun && !isRenewed;
+        if (value) {
+          const messages = value.messages.filter(({ seq }) => isBefore || seq <= end);
+          this.#hand(one.listener, this.#incoming(messages), value.gap);
+        }
+        const hasMoved = value !== undefined || end !== since || this.#cursor.epoch !== epoch;
+        one.behind = hasMoved && (isBefore || cursor.since! < end) ? cursor.place : undefined;
+      });
+    }
+  }
+
+  /** Does something after all views that came are taken, and before the next. */
+  #inTurn<T>(run: () => T | Promise<T>): Promise<T> {
+    const done = this.#taking.then(run);
+    this.#taking = done.catch(() => {});
+    return done;
   }
 
   /** Something was written just now whose answer will come here: look when it can be there. */
@@ -429,7 +443,7 @@ export class Feed {
     const view = await this.#cursor.look(waitMs, signal);
     const took = clock.now() - start;
     if (waitMs > 0 && view.messages.length > 0) rhythmOf(this.#t).woken(took);
-    const taken = this.#taking.then(async (): Promise<Polled<number>> => {
+    return this.#inTurn(async (): Promise<Polled<number>> => {
       signal.throwIfAborted();
       const batch = await this.#cursor.take(view, signal);
       if (batch) this.#deliver(batch);
@@ -438,8 +452,6 @@ export class Feed {
       if (view.messages.some(({ seq }) => seq > (view.since ?? 0))) return { value: 0 };
       return view.waitHeld === undefined ? {} : { held: view.waitHeld };
     });
-    this.#taking = taken.catch(() => {});
-    return taken;
   }
 
   #incoming(messages: readonly Message[]): Incoming[] {

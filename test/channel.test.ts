@@ -216,6 +216,45 @@ describe.each(PROFILES)('a feed, %s', (profile) => {
     end();
   });
 
+  test('one that catches up holds up nobody, and gets each message once, also those that come meanwhile', async () => {
+    const w = world(profile);
+    for (let i = 1; i <= 5; i++) await say('x', 'a', `${i}`, w.o);
+    let isSlow = false;
+    let held = 0;
+    const free: (() => void)[] = [];
+    const fetch = faulty(w.o.fetch, async (url) => {
+      // The first read of one that is behind.
+      if (!isSlow || held > 0 || !/\/r\/x\?/.test(url) || url.includes('wait=')) return undefined;
+      held++;
+      // What is shown is what stood there when it was asked for.
+      const reply = await w.o.fetch(url);
+      await new Promise<void>((resolve) => free.push(resolve));
+      return reply;
+    });
+    const feed = feedOf(transportOf({ ...w.o, fetch }), 'x');
+    const first = heard();
+    const leave = await listening(w, feed, first);
+    await say('x', 'a', '6', w.o);
+    await w.until(() => first.texts.length === 1);
+    isSlow = true;
+    const late = heard();
+    const joining = feed.listen(late, { from: { since: 2 } });
+    await w.until(() => held === 1);
+    await say('x', 'a', '7', w.o);
+    await say('x', 'a', '8', w.o);
+    await w.until(() => first.texts.length === 3);
+    expect(late.texts).toEqual([]);
+    expect(feed.place).toMatchObject({ since: 2 });
+    free[0]!();
+    const leaveLate = await w.run(joining);
+    await say('x', 'a', '9', w.o);
+    await w.until(() => first.texts.length === 4 && late.texts.includes('9'));
+    expect(first.texts).toEqual(['6', '7', '8', '9']);
+    expect(late.texts).toEqual(['3', '4', '5', '6', '7', '8', '9']);
+    leaveLate();
+    leave();
+  });
+
   test('a gap is told after what came with it', async () => {
     const w = world(profile, { roomRingBytes: 4000 });
     await say('x', 'a', 'first', w.o);
