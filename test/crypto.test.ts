@@ -16,8 +16,10 @@ import {
   hmacSha256,
   isCanonicalX25519,
   randomBytes,
+  rememberSignatures,
   sha256,
   useNative,
+  verifyBackends,
   x25519,
 } from '../src/crypto.ts';
 import { BadKey } from '../src/errors.ts';
@@ -66,12 +68,68 @@ const forgeries: { A: Uint8Array; signature: Uint8Array; message: Uint8Array }[]
   }
 }
 
+describe('signatures that are known', () => {
+  // What finds the back end verifies, too.
+  beforeEach(() => void verifyBackends.native);
+  afterEach(() => vi.restoreAllMocks());
+  const message = utf8('room|1|said');
+  const key = ed25519(new Uint8Array(32).fill(6));
+  const other = ed25519(new Uint8Array(32).fill(7));
+  const counted = () => vi.spyOn(nodeCrypto, 'verify');
+
+  test('are not checked again: those made here, and those found good', () => {
+    const signature = key.sign(message);
+    const verifications = counted();
+    expect(ed25519Verify(key.publicKey, signature, message)).toBe(true);
+    expect(verifications).toHaveBeenCalledTimes(0);
+    rememberSignatures(true);
+    for (let i = 0; i < 3; i++) expect(ed25519Verify(key.publicKey, signature, message)).toBe(true);
+    expect(verifications).toHaveBeenCalledTimes(1);
+  });
+
+  test('are those of that key under that message alone, whatever becomes of the bytes', () => {
+    const signature = key.sign(message);
+    expect(ed25519Verify(other.publicKey, signature, message)).toBe(false);
+    for (let i = 0; i < message.length; i++) {
+      const spoilt = message.slice();
+      spoilt[i]! ^= 1;
+      expect(ed25519Verify(key.publicKey, signature, spoilt)).toBe(false);
+    }
+    expect(ed25519Verify(key.publicKey, signature, message.subarray(1))).toBe(false);
+    for (let i = 0; i < 64; i++) {
+      const spoilt = signature.slice();
+      spoilt[i]! ^= 1;
+      expect(ed25519Verify(key.publicKey, spoilt, message)).toBe(false);
+    }
+    const reused = message.slice();
+    const signed = key.sign(reused);
+    reused.fill(0);
+    expect(ed25519Verify(key.publicKey, signed, reused)).toBe(false);
+    expect(ed25519Verify(key.publicKey, signed, message)).toBe(true);
+  });
+
+  test('are not those found bad, nor those of long messages', () => {
+    const long = new Uint8Array(3000);
+    const signature = key.sign(long);
+    const verifications = counted();
+    for (let i = 0; i < 2; i++) expect(ed25519Verify(key.publicKey, signature, long)).toBe(true);
+    for (let i = 0; i < 2; i++) expect(ed25519Verify(key.publicKey, signature, message)).toBe(false);
+    expect(verifications).toHaveBeenCalledTimes(4);
+  });
+});
+
 describe.each([
   ['native', true],
   ['portable', false],
 ])('%s', (_, on) => {
-  beforeEach(() => useNative(on));
-  afterEach(() => useNative(true));
+  beforeEach(() => {
+    useNative(on);
+    rememberSignatures(false);
+  });
+  afterEach(() => {
+    useNative(true);
+    rememberSignatures(true);
+  });
 
   test('Ed25519: RFC 8032, section 7.1', () => {
     for (const [seed, publicKey, message, signature] of [
