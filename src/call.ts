@@ -390,32 +390,32 @@ export async function converse(
   let room = isChannel(to) ? to.room : to;
   let id = o.id ?? '';
   // Time is counted by sleeping: a clock that is set meanwhile neither ends a call nor prolongs it.
-  let timer = new AbortController();
+  let extension: AbortController | undefined;
   let seen: Presence | undefined;
   let look: ((deadline: number) => Promise<void>) | undefined;
-  const endAfter = async (ms: number, signal: AbortSignal): Promise<void> => {
+  const endAfter = async (ms: number, signal: AbortSignal, counts = (): boolean => true): Promise<void> => {
     try {
       const lookMs = Math.min(LOOK_MS, ms / 4);
       await clock.sleep(ms - lookMs, signal);
+      if (!counts()) return;
       void look?.(clock.now() + lookMs);
       await clock.sleep(lookMs, signal);
     } catch {
       return;
     }
+    if (!counts()) return;
     const now = clock.now();
     const failure = healthOf(t).failure ?? impostor;
     stop.abort(doubt ?? timeoutError(room, id, Math.max(now - begun, timeoutMs), now, sent, seen, failure));
   };
-  let isExtended = false;
   const extend = (ms: number): void => {
-    if (!isExtended) void endAfter(maxMs - timeoutMs, stop.signal);
-    isExtended = true;
-    timer.abort(OVER);
-    timer = new AbortController();
-    void endAfter(ms, timer.signal);
+    if (!extension) void endAfter(maxMs - timeoutMs, stop.signal);
+    extension?.abort(OVER);
+    extension = new AbortController();
+    void endAfter(ms, extension.signal);
     deadline = clock.now() + ms;
   };
-  void endAfter(timeoutMs, timer.signal);
+  void endAfter(timeoutMs, stop.signal, () => !extension);
 
   let leave: (() => void) | undefined;
   let forget: (() => void) | undefined;
@@ -575,7 +575,7 @@ export async function converse(
   } finally {
     forgetAbort();
     stop.abort(OVER);
-    timer.abort(OVER);
+    extension?.abort(OVER);
     forget?.();
     answered?.();
     leave?.();

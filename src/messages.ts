@@ -45,8 +45,16 @@ export interface PolledView extends RoomView {
 
 const isSeq = (value: unknown): value is number => Number.isSafeInteger(value) && (value as number) >= 0;
 
-/** The JSON of the service, its nonces exact. Most are the time in ms, which a double holds. */
-const parsed = (text: string): unknown => (/\d{16}/.test(text) ? parseExact(text, 'nonce') : JSON.parse(text));
+/** True for a record whose nonce a double may not hold. Most are the time in ms, which it does. */
+const isRounded = (record: unknown): boolean =>
+  isObject(record) && typeof record['nonce'] === 'number' && !Number.isSafeInteger(record['nonce']);
+
+/** The JSON of the service, the nonces of its records exact. */
+function parsed(text: string, recordsOf: (value: unknown) => unknown): unknown {
+  const value: unknown = JSON.parse(text);
+  const records = recordsOf(value);
+  return Array.isArray(records) && records.some(isRounded) ? parseExact(text, 'nonce') : value;
+}
 
 /** One stored record, or undefined where it has not the shape of one. */
 function messageOf(record: unknown): Message | undefined {
@@ -78,7 +86,7 @@ function messagesOf(records: unknown[]): Message[] {
 export function viewOf(room: string, text: string): PolledView {
   let view: unknown;
   try {
-    view = parsed(text);
+    view = parsed(text, (value) => isObject(value) && value['messages']);
   } catch (cause) {
     throw new Unavailable('the answer is not the JSON view of a room', cause);
   }
@@ -102,7 +110,7 @@ export function viewOf(room: string, text: string): PolledView {
 export function exportOf(text: string): Message[] {
   const records = text.split('\n').map((line): unknown => {
     try {
-      return parsed(line);
+      return parsed(line, (record) => [record]);
     } catch {
       return undefined;
     }

@@ -609,12 +609,10 @@ class Server implements Listener {
       return this.#refuse(m, 'the share of the mailbox is another server’s by now');
     }
     const stop = new AbortController();
-    const timer = new AbortController();
     try {
-      const late = clock.sleep(this.#o.deadlineMs ?? DEADLINE_MS, timer.signal).catch(() => {});
+      const late = clock.sleep(this.#o.deadlineMs ?? DEADLINE_MS, stop.signal).catch(() => {});
       await Promise.race([this.#dispatcher.dispatch(frame, { ...context, signal: stop.signal }), late]);
     } finally {
-      timer.abort(OVER);
       stop.abort(CALL_OVER);
       release();
     }
@@ -696,15 +694,18 @@ class Server implements Listener {
     const id = request['id'] as Id;
     const key = JSON.stringify(id);
     const open = this.#dispatcher.staysOpen(request);
-    const name = `${m.from} ${key}`;
-    const off = new AbortController();
-    this.#queued.set(name, off);
-    const release = open ? () => {} : await this.#workers.enter(m.from, off.signal);
-    this.#queued.delete(name);
-    if (off.signal.aborted) {
-      release?.();
-      await this.#ledger.answer(m.from, key, interrupted(id));
-      return undefined;
+    let release: (() => void) | undefined = open ? () => {} : this.#workers.tryEnter(m.from);
+    if (!release) {
+      const name = `${m.from} ${key}`;
+      const off = new AbortController();
+      this.#queued.set(name, off);
+      release = await this.#workers.enter(m.from, off.signal);
+      this.#queued.delete(name);
+      if (off.signal.aborted) {
+        release?.();
+        await this.#ledger.answer(m.from, key, interrupted(id));
+        return undefined;
+      }
     }
     if (!release) {
       await this.#ledger.forget(m.from, key);
@@ -718,11 +719,10 @@ class Server implements Listener {
       return undefined;
     }
     const stop = new AbortController();
-    const timer = new AbortController();
     const deadlineMs = this.#o.deadlineMs ?? DEADLINE_MS;
     const late = open
       ? new Promise<never>(() => {})
-      : clock.sleep(deadlineMs, timer.signal).then(
+      : clock.sleep(deadlineMs, stop.signal).then(
           () => rpcError(id, DEADLINE, `Deadline: not done within ${deadlineMs} ms`),
           () => undefined,
         );
@@ -768,7 +768,6 @@ class Server implements Listener {
       else await this.#ledger.answer(m.from, key, text);
       return answer === undefined ? undefined : text;
     } finally {
-      timer.abort(OVER);
       // After the deadline nobody hears the handler any more; it learns so by its signal.
       stop.abort(CALL_OVER);
       release();

@@ -29,23 +29,32 @@ export class Workers {
     this.#waiting = new Turns(max, max / 4, regulars);
   }
 
+  /** A turn, if one is free now. @returns gives it back; undefined when there is none */
+  tryEnter(from: string): (() => void) | undefined {
+    if (!this.#mayTake(from)) return undefined;
+    this.#take(from);
+    return this.#release(from);
+  }
+
   /** Waits for a turn. @returns gives it back; undefined when too many wait, or the signal aborts first */
   async enter(from: string, signal?: AbortSignal): Promise<(() => void) | undefined> {
     if (signal?.aborted) return undefined;
-    if (this.#mayTake(from)) this.#take(from);
-    else {
-      const isOn = await new Promise<boolean>((resolve) => {
-        const settle = (isOn: boolean): void => {
-          forget();
-          resolve(isOn);
-        };
-        const forget = onAbort(signal, () => {
-          if (this.#waiting.remove(from, settle)) settle(false);
-        });
-        this.#waiting.push(from, settle)?.(false);
+    const free = this.tryEnter(from);
+    if (free) return free;
+    const isOn = await new Promise<boolean>((resolve) => {
+      const settle = (isOn: boolean): void => {
+        forget();
+        resolve(isOn);
+      };
+      const forget = onAbort(signal, () => {
+        if (this.#waiting.remove(from, settle)) settle(false);
       });
-      if (!isOn) return undefined;
-    }
+      this.#waiting.push(from, settle)?.(false);
+    });
+    return isOn ? this.#release(from) : undefined;
+  }
+
+  #release(from: string): () => void {
     let inside = true;
     return () => {
       if (!inside) return;
