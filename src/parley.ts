@@ -535,44 +535,56 @@ export class Session implements Channel {
         if (!outbox.length && !(this.#transport && queue.length)) return;
         await this.#posts.take(() => this.#flush(signal), signal).catch((cause) => (this.#problem ??= cause));
       };
-      this.#s.joined ||= await this.#relay.members(seat, { signal }).then(
-        (members) => members > 1,
-        () => false,
-      );
-      this.#s.present = this.#s.joined || this.#s.state === 'closed';
+      const looked = this.#look(seat, signal);
       if (hello && !outbox.length && clock.now() >= this.#helloAt) outbox.push(hello);
       await post();
-      for (;;) {
-        // Closed while something else was waited for: the bell has rung, and nobody will hear it again.
-        if (!wasOver && this.#over()) return;
-        const bell = this.#bell.signal;
-        const either = wasOver ? signal : eitherOf(signal, bell);
-        const pause = Math.min(PAUSE_MS[0] * 2 ** (this.#idle - 1), PAUSE_MS[1], deadline - clock.now());
-        const start = clock.now();
-        let waitMs = 0;
-        let frames: Frame[];
-        try {
-          if (this.#idle && pause > 0) await clock.sleep(pause, either);
-          // With bad news to tell, nothing is waited for.
-          if (this.#problem === undefined) waitMs = Math.min(Math.max(deadline - clock.now(), 0), MAX_WAIT_MS);
-          frames = await this.#relay.recv(seat, this.#s.floor, waitMs, { signal: either });
-        } catch (cause) {
-          if (wasOver || !bell.aborted || signal?.aborted) return this.#lost(cause);
-          if (this.#over() || (isPump && !this.#listeners.size)) return;
-          continue;
+      try {
+        for (;;) {
+          // Closed while something else was waited for: the bell has rung, and nobody will hear it again.
+          if (!wasOver && this.#over()) return;
+          const bell = this.#bell.signal;
+          const either = wasOver ? signal : eitherOf(signal, bell);
+          const pause = Math.min(PAUSE_MS[0] * 2 ** (this.#idle - 1), PAUSE_MS[1], deadline - clock.now());
+          const start = clock.now();
+          let waitMs = 0;
+          let frames: Frame[];
+          try {
+            if (this.#idle && pause > 0) await clock.sleep(pause, either);
+            // With bad news to tell, nothing is waited for.
+            if (this.#problem === undefined) waitMs = Math.min(Math.max(deadline - clock.now(), 0), MAX_WAIT_MS);
+            frames = await this.#relay.recv(seat, this.#s.floor, waitMs, { signal: either });
+          } catch (cause) {
+            if (wasOver || !bell.aborted || signal?.aborted) return this.#lost(cause);
+            if (this.#over() || (isPump && !this.#listeners.size)) return;
+            continue;
+          }
+          const { floor } = this.#s;
+          const keyed = this.#take(frames);
+          await post();
+          // A relay that answers early with nothing new (old frames, junk, or because it does not hold) must not make us
+          // spin.
+          const early = frames.length > 0 || clock.now() - start < Math.min(waitMs, 1000) * 0.9;
+          const news = this.#s.floor > floor;
+          this.#idle = early && !news ? this.#idle + 1 : 0;
+          if (inbox.length || this.#problem !== undefined || (!wasOver && this.#over())) return;
+          if (!keyed && (frames.length || clock.now() >= deadline)) return;
         }
-        const { floor } = this.#s;
-        const keyed = this.#take(frames);
-        await post();
-        // A relay that answers early with nothing new (old frames, junk, or because it does not hold) must not make us
-        // spin.
-        const early = frames.length > 0 || clock.now() - start < Math.min(waitMs, 1000) * 0.9;
-        const news = this.#s.floor > floor;
-        this.#idle = early && !news ? this.#idle + 1 : 0;
-        if (inbox.length || this.#problem !== undefined || (!wasOver && this.#over())) return;
-        if (!keyed && (frames.length || clock.now() >= deadline)) return;
+      } finally {
+        await looked;
       }
     }, signal);
+  }
+
+  // Who has the other seat is found out beside the first read, and by a handshake as well.
+  async #look(seat: Membership, signal: AbortSignal | undefined): Promise<void> {
+    let members = 2;
+    try {
+      if (!this.#s.joined) members = await this.#relay.members(seat, { signal });
+    } catch {
+      members = 1;
+    }
+    if (members > 1) this.#s.joined = true;
+    this.#s.present = this.#s.joined || this.#s.state === 'closed';
   }
 
   // True when the handshake was finished.

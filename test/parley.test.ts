@@ -711,6 +711,34 @@ describe('receiving', () => {
     expect(asked).toBeLessThan(8);
   });
 
+  test('who has the other seat is asked beside the first read, and known after it, until somebody has', async () => {
+    const { fetch } = createLocalService();
+    const [A, B] = [new End(Identity.generate(), fetch), new End(Identity.generate(), fetch)];
+    const invite = await A.session.open('topic');
+    let reading = (): void => {};
+    let asked = 0;
+    const { recv, members } = A.relay;
+    A.relay.recv = (...args) => {
+      reading();
+      return recv.apply(A.relay, args);
+    };
+    A.relay.members = async (...args) => {
+      asked++;
+      await new Promise<void>((resolve) => {
+        reading = resolve;
+      });
+      return members.apply(A.relay, args);
+    };
+    for (const isJoined of [false, true]) {
+      if (isJoined) await B.relay.join(invite.channel, invite.secret.joinToken());
+      expect(await texts(A)).toEqual([]);
+      expect(A.session.peer).toMatchObject({ state: 'pending', present: isJoined });
+    }
+    // What was seen once is not asked again.
+    await texts(A);
+    expect(asked).toBe(2);
+  });
+
   test('two polls at once take turns', async () => {
     const { A, B } = await connected();
     const both = Promise.all([A.session.poll(5000), A.session.poll(5000)]);
