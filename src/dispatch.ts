@@ -267,6 +267,8 @@ export interface DispatcherOptions {
   clock?: Clock | undefined;
   /** The layer to use while `tools` is still empty. */
   layer?: MakeLayer | undefined;
+  /** Whether requests too large for a message are read where they were spilled: whoever asks what the server is is told so. */
+  spills?: boolean | undefined;
   /** Whether an error without readable id has the id null although there are tools. */
   nullId?: boolean | undefined;
 }

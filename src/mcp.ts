@@ -28,6 +28,7 @@ import { BadName, RpcError } from './errors.ts';
 import { encodeLong, isObject, type Json, MAX_TEXT } from './frames.ts';
 import { type Clock, systemClock } from './http.ts';
 import { Budget, LEVELS, LOG_LEVEL } from './notices.ts';
+import { SPILL_META } from './spill.ts';
 import { CLIENT_CAPABILITIES, ToolCall } from './toolcall.ts';
 import { failed, ServedTool, type Tool, type ToolHandler, type ToolOptions, type ToolResult } from './tools.ts';
 import { NEVER, Seats } from './turns.ts';
@@ -251,7 +252,7 @@ class McpLayer implements Layer {
   }
 
   /** A complete result, signed with the server's name. */
-  #complete(result: object, meta?: object): JsonObject {
+  #complete(result: object, meta?: object | false): JsonObject {
     return { resultType: 'complete', ...result, _meta: { ...meta, ...this.#serverInfo } };
   }
 
@@ -260,13 +261,14 @@ class McpLayer implements Layer {
   }
 
   #discover(): JsonObject {
-    return this.#complete({
+    const result = {
       supportedVersions: [MCP_VERSION],
       capabilities: { tools: { listChanged: true }, logging: {} },
       ...(this.#o.instructions !== undefined && { instructions: this.#o.instructions }),
       ttlMs: TTL_MS,
       cacheScope: 'public',
-    });
+    };
+    return this.#complete(result, this.#o.spills && { [SPILL_META]: true });
   }
 
   /** One page: as many tools as fit one frame together with the cursor to the next. The cursor is the last name. */

@@ -190,6 +190,8 @@ class Server implements Listener {
     this.#self = this.#channel?.self ?? '';
     this.#limit = limitOf(this.#channel);
     const { methods, tools, serverInfo, instructions, pageSize, layer } = o;
+    const spill = this.#channel ? this.#channel.spill : { get: (ref: Json) => readSpilled(t, ref) };
+    const spills = spill !== undefined && readsSpilled(o);
     this.#dispatcher = createDispatcher({
       methods,
       tools,
@@ -197,6 +199,7 @@ class Server implements Listener {
       instructions,
       pageSize,
       layer,
+      spills,
       clock: t.clock,
       stateKey: signer.derive('mcp-state'),
     });
@@ -208,8 +211,7 @@ class Server implements Listener {
       sayUnrefused(t, signer, room, text, this.#given.signal);
     this.#outbox = new Outbox(t, write, this.#regulars);
     this.#spilled = new Spills(t, signer);
-    const spill = this.#channel ? this.#channel.spill : { get: (ref: Json) => readSpilled(t, ref) };
-    if (spill && readsSpilled(o)) this.#long = new LongRequests((ref) => spill.get(ref), this.#regulars);
+    if (spills) this.#long = new LongRequests((ref) => spill.get(ref), this.#regulars);
     if (o.claim) this.#share = this.#makeShare(o.claim === true ? undefined : o.claim.leaseMs);
     const concurrency = o.concurrency ?? 16;
     // Some turns are left for others, where there are enough of them: also of those that newcomers may have.

@@ -14,9 +14,11 @@ import { decode, encode } from '../src/frames.ts';
 import type { Event } from '../src/http.ts';
 import { publishIdentity } from '../src/identity.ts';
 import { createLocalService, type Listening, type LocalService } from '../src/local.ts';
+import { defineTool } from '../src/mcp.ts';
 import { HttpRelay, Identity, Session } from '../src/parley.ts';
 import { say } from '../src/rooms.ts';
 import { sealed } from '../src/sealed.ts';
+import { serve } from '../src/serve.ts';
 import { Signer } from '../src/signer.ts';
 import { serveFixture } from './bridge-fixture.ts';
 import { recordedCases, vectors } from './mcp-vectors.ts';
@@ -527,6 +529,30 @@ describe('what goes wrong', () => {
     expect(await call('size', { text: 'é'.repeat(20_000) })).toMatchObject({ content: [{ text: '20000' }] });
     expect(await call('add', { a: 1, b: 1 })).toMatchObject({ structuredContent: { sum: 2 } });
     await expect(call('size', { text: 'x'.repeat(100_000) })).rejects.toMatchObject({ code: 'frame_too_long' });
+  });
+
+  test.each([
+    ['says so', () => true],
+    ['does not', undefined],
+  ])('a server of our own tools that reads long requests, or not, %s', async (_, allow) => {
+    const size = defineTool('size', 'length', { type: 'object' }, ({ text }) => `${text.length}`);
+    const box = `mb-p-server-${++count}`;
+    const stop = new AbortController();
+    await new Promise<void>((onReady, reject) => {
+      const tools = new Map([['size', size]]);
+      const o = { base: service.url, tools, signal: stop.signal, onReady, ...(allow && { allow }) };
+      const ended = serve(box, Signer.generate(), o);
+      ended.catch(reject);
+      onTestFinished(async () => {
+        stop.abort();
+        await ended;
+      });
+    });
+    const { call } = await connected(box);
+    expect(await call('size', { text: 'x'.repeat(100) })).toMatchObject({ content: [{ text: '100' }] });
+    const long = call('size', { text: 'x'.repeat(20_000) });
+    if (allow) expect(await long).toMatchObject({ content: [{ text: '20000' }] });
+    else await expect(long).rejects.toMatchObject({ code: 'frame_too_long' });
   });
 
   test('a server that closes answers what it can, and says of the rest that it was interrupted', async () => {
