@@ -2,14 +2,16 @@ import { describe, expect, it } from 'vitest';
 import { a2aAgent } from '../src/a2a-agent.ts';
 import { a2aStream } from '../src/a2a-call.ts';
 import { type CallOptions, call } from '../src/call.ts';
+import { randomBytes } from '../src/crypto.ts';
 import type { Handler } from '../src/dispatch.ts';
 import { encode, type Json } from '../src/frames.ts';
 import { publishIdentity } from '../src/identity.ts';
 import { LedgerState } from '../src/ledger.ts';
 import { acceptSealed, connectSealed } from '../src/meeting.ts';
 import { read } from '../src/rooms.ts';
+import { sealed } from '../src/sealed.ts';
 import { type ServeOptions, serve } from '../src/serve.ts';
-import type { Signer } from '../src/signer.ts';
+import { Signer } from '../src/signer.ts';
 import { echoing, requestFrame, signer, type World, world } from './support.ts';
 
 const MAILBOX = 'mb-p-flood-callee';
@@ -315,6 +317,56 @@ it('a sealed session whose other side fell silent ends in its time, though the c
   offset = -3_600_000;
   await w.clock.advance(50_000);
   expect(ends).toEqual(['idle']);
+  stop.abort();
+  await w.run(ended);
+});
+
+it('a flood of members of a sealed room lets nothing old come again, and locks out nobody who is new', async () => {
+  const w = world('modern', { roomRingBytes: 1 << 25 });
+  const [room, key] = ['p-flood-sealed', randomBytes(32)];
+  const own = (name: string) => ({ ...w.o, fetch: w.service.client(name) });
+  let again: object[] = [];
+  const fetch = (async (url: string, init?: RequestInit) => {
+    const reply = await w.service.client('callee')(url, init);
+    if (again.length === 0 || !url.includes(`/r/${room}?`)) return reply;
+    const view = (await reply.json()) as { last_seq: number; messages: object[] };
+    // The operator shows what was said before once more.
+    view.messages.push(...again.map((m, i) => ({ ...m, seq: view.last_seq + 1 + i })));
+    view.last_seq += again.length;
+    again = [];
+    return Response.json(view);
+  }) as typeof globalThis.fetch;
+  const o = { ...w.o, fetch };
+  const runs: string[] = [];
+  const methods = new Map<string, Handler>([['run', (_, { from }) => void runs.push(from)]]);
+  const stop = new AbortController();
+  let isReady = false;
+  const onReady = (): void => void (isReady = true);
+  const ended = serve(sealed(room, key, callee, o), callee, { ...o, methods, signal: stop.signal, onReady });
+  await w.until(() => isReady);
+  // A nonce that is far ahead, first of all; then one who is to be heard once.
+  const eve = signer(3);
+  const ahead = { now: () => w.clock.now() + 36_000_000, sleep: w.clock.sleep.bind(w.clock) };
+  const early = { ...own('eve'), clock: ahead };
+  await w.run(sealed(room, key, eve, early).send(requestFrame('e', 'nothing')));
+  const victim = signer(4);
+  expect(await w.run(call(sealed(room, key, victim, own('victim')), 'run', {}, victim, own('victim')))).toBe(null);
+  const { messages } = await w.run(read(room, { ...w.o, limit: 200 }));
+  const said = messages.filter((m) => m.from === victim.did);
+  expect(said).toHaveLength(1);
+  await w.clock.advance(1000);
+  for (let i = 0; i < 4100; i++) {
+    const one = Signer.fromPassphrase(`member ${i}`);
+    await sealed(room, key, one, own('members')).send('{"jsonrpc":"2.0","method":"nothing"}');
+    if (i % 100 === 0) await w.clock.advance(10);
+  }
+  await w.clock.advance(5000);
+  again = said;
+  await w.run(sealed(room, key, eve, early).send(requestFrame('f', 'nothing')));
+  await w.until(() => w.events.some(({ seq, reason }) => reason === 'an old message' && seq !== undefined));
+  expect(runs).toEqual([victim.did]);
+  expect(await w.run(call(sealed(room, key, meek, own('meek')), 'run', {}, meek, own('meek')))).toBe(null);
+  expect(runs).toEqual([victim.did, meek.did]);
   stop.abort();
   await w.run(ended);
 });
