@@ -80,7 +80,7 @@ test('base64url ends in its only character', () => {
   }
 });
 
-test('base64url of any length without the platform\u2019s codec', async () => {
+test('base64url and base64 of any length without the platform\u2019s codec', async () => {
   vi.resetModules();
   const missing = vi.spyOn(process, 'getBuiltinModule').mockReturnValue(undefined as any);
   const portable = await import('../src/bytes.ts');
@@ -91,6 +91,14 @@ test('base64url of any length without the platform\u2019s codec', async () => {
     for (const bad of [`${text}=`, `${text}\n`, ` ${text}`, `${text.slice(0, -1)}+`]) {
       expect(portable.fromBase64url(bad)).toBeUndefined();
       expect(fromBase64url(bad)).toBeUndefined();
+    }
+    const padded = portable.toBase64(bytes);
+    expect(padded).toBe(toBase64(bytes));
+    for (const read of [portable.fromBase64, fromBase64]) {
+      expect(read(padded)).toEqual(bytes);
+      for (const bad of [`${padded}=`, `${padded}\n\n\n\n`, `    ${padded}`, `${padded.slice(0, -1)}-`]) {
+        expect(read(bad)).toBeUndefined();
+      }
     }
   }
   const last = [...'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_'].filter(
@@ -118,6 +126,7 @@ test('base64 wants its padding, at the end', () => {
     'AA==\n',
   ]) {
     expect(fromBase64(text)).toBeUndefined();
+    expect(fromBase64('AAAA'.repeat(100) + text)).toBeUndefined();
   }
 });
 
