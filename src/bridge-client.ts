@@ -25,8 +25,8 @@ export const LOST = 1006;
 
 /** How long a request may stay unanswered, ms, if the client does not give up sooner. */
 const TIMEOUT_MS = 3_600_000;
-/** The same for the first of all requests, so that whoever calls into a void learns why. */
-const DISCOVER_MS = 30_000;
+/** The same for the first of all requests, so that whoever calls into a void learns why, while a host still waits. */
+const DISCOVER_MS = 25_000;
 /** The same for a subscription. */
 const LISTEN_MS = 604_800_000;
 /** How long after the word that a subscription is torn down its answer may still come, ms. */

@@ -53,8 +53,8 @@ const MAX_REPEATS = 3;
 const REPEATABLE: ReadonlySet<string> = new Set(
   ['server/discover', ...SHARED_METHODS].filter((name) => name !== 'tools/call'),
 );
-/** How long the other side may take to say what it is, ms. Hosts wait about a minute. */
-const DISCOVER_MS = 50_000;
+/** How long the other side may take to say what it is, ms. The least patient hosts wait half a minute. */
+const DISCOVER_MS = 28_000;
 /** Where the messages of a translation go. */
 export interface HostSides {
   /** @param about the host's id of the request that the message belongs to, if it is not its answer */
@@ -288,8 +288,8 @@ export class HostSide {
         if (!this.#pending.delete(id)) return;
         this.#session = undefined;
         this.#cancel(id, 'timeout');
-        const hint = this.#o.hint === undefined ? '' : `: ${this.#o.hint}`;
-        this.#o.toHost(rpcError(hostId, INTERNAL_ERROR, `No answer from the other side${hint}`));
+        const why = advised('No answer from the other side', this.#o.hint);
+        this.#o.toHost(rpcError(hostId, INTERNAL_ERROR, why));
       },
       () => {},
     );
@@ -364,28 +364,35 @@ export class HostSide {
       }
     } else if (!this.#changes.answered(id, frame['error']) && (typeof id !== 'string' || !id.startsWith(OURS))) {
       const { error } = frame;
-      const isDenied = isObject(error) && error['code'] === DENIED;
-      this.#o.toHost(isDenied ? rpcError(id, DENIED, this.#denied(error['message'])) : frame);
+      const advice = isObject(error) ? this.#adviceFor(error) : undefined;
+      if (advice === undefined) this.#o.toHost(frame);
+      else {
+        const { message, ...rest } = error as JsonObject;
+        this.#o.toHost({ ...frame, error: { ...rest, message: advised(String(message), advice) } });
+      }
     }
   }
 
-  /** That this key is not let in, and what to do. */
-  #denied(message: unknown): string {
-    const { denied } = this.#o;
-    return denied === undefined ? String(message) : `${message}: ${denied}`;
+  /** What to do about an error, where that is known. */
+  #adviceFor({ code, data }: { code?: unknown; data?: unknown }): string | undefined {
+    const { denied, hint } = this.#o;
+    return code === DENIED ? denied : isSilence(code, data) ? hint : undefined;
   }
 
   /** The result of a request for the host; undefined while the host is asked. */
   #resultOf(id: Id, pending: Pending, { result, error }: JsonObject): JsonObject | undefined {
     if (!isObject(result)) {
-      const { code, message, data } = carriedError(error);
-      if (code === LOST && REPEATABLE.has(pending.method) && pending.repeats++ < MAX_REPEATS) {
+      const carried = carriedError(error);
+      const { code, data } = carried;
+      const isDiscover = pending.method === 'server/discover';
+      // Whoever says nothing for so long says nothing to another try that the host has the time for.
+      const isLast = isDiscover && isSilence(code, data);
+      if (code === LOST && !isLast && REPEATABLE.has(pending.method) && pending.repeats++ < MAX_REPEATS) {
         this.#send(this.#mint(), pending, pending.more);
         return undefined;
       }
-      if (pending.method !== 'server/discover') throw new RpcError(code, message, data);
-      this.#session = undefined;
-      throw new RpcError(code, code === DENIED ? this.#denied(message) : message, data);
+      if (isDiscover) this.#session = undefined;
+      throw new RpcError(code, advised(carried.message, this.#adviceFor(carried)), data);
     }
     if (pending.method === 'server/discover') return this.#discovered(result as JsonObject);
     const { resultType = 'complete', ttlMs: _t, cacheScope: _c, _meta, ...rest } = result as JsonObject;
@@ -466,6 +473,13 @@ export class HostSide {
     return `${OURS}${++this.#minted}`;
   }
 }
+
+const advised = (message: string, advice: string | undefined): string =>
+  advice === undefined ? message : `${message}: ${advice}`;
+
+/** Whether an error says that the other side gave no answer in time. */
+const isSilence = (code: unknown, data: unknown): boolean =>
+  code === LOST && isObject(data) && data['reason'] === 'call_timeout';
 
 const begun = (hostId: Id, method: string, params: JsonObject): Pending => ({
   hostId,

@@ -93,7 +93,7 @@ export interface PairingOptions extends Options {
  * Lets one caller in that knows the code.
  *
  * @returns `paired`; `expired` after ten minutes. The code is of no use from then on
- * @throws what {@link serve} throws
+ * @throws what {@link serve} throws; the signal's reason when it has aborted before
  */
 export async function offerPairing(
   mailbox: string,
@@ -102,6 +102,7 @@ export async function offerPairing(
 ): Promise<'paired' | 'expired'> {
   const t = transportOf(o);
   const { clock } = t;
+  o.signal?.throwIfAborted();
   const { did } = signer;
   const room = pairingRoom(mailbox);
   const door = new Door(t, code, mailbox);

@@ -15,6 +15,10 @@ const SETTLED_MS = 60_000;
 const GRACE_MS = 2000;
 /** How often it is looked whether what a process left behind has ended, ms. */
 const LOOK_MS = 50;
+/** Processes that may end without a word, one after the other, before the command is taken for one that cannot work. */
+const MAX_MUTE = 3;
+/** Lines that are no messages, the last of a process of a command that never wrote one: kept to be shown. */
+const MAX_WORDS = 5;
 /** How long the last words of a process are waited for, ms: what it started may hold its output open. */
 const LAST_WORDS_MS = 500;
 
@@ -24,6 +28,8 @@ export interface ChildReader extends LineReader {
   started(): void;
   /** It is gone; the next one comes after `againMs`. */
   stopped(why: string, againMs: number): void;
+  /** Never did a process of this command write a message, and none is started any more. */
+  failed(cause: TechnocoreError): void;
 }
 
 /** A command that is kept running. Its stderr is ours, its environment too but for the key in it. */
@@ -38,6 +44,9 @@ export class Child {
   #failures = 0;
   /** What goes on after a process is gone, until all it started is gone too. */
   readonly #ending = new Set<Promise<void>>();
+  /** Whether any process wrote a message: then the command works, and what ends it passes. */
+  #isProved = false;
+  #words: string[] = [];
 
   constructor(command: string[], to: ChildReader, o: { clock?: Clock; random?: (bytes: number) => Uint8Array } = {}) {
     this.#command = command;
@@ -67,14 +76,23 @@ export class Child {
     const forget = whenWeExit(() => kill(child, 'SIGKILL'));
     this.#process = child;
     this.#writer = new LineWriter(child.stdin!);
+    this.#words = [];
     const begun = this.#clock.now();
     // What its frames would go to may be a later process by then.
     const mine = (): boolean => this.#process === child;
     readLines(
       child.stdout!,
       {
-        frame: (frame) => mine() && this.#to.frame(frame),
-        junk: (begin) => mine() && this.#to.junk?.(begin),
+        frame: (frame) => {
+          if (!mine()) return;
+          this.#isProved = true;
+          this.#to.frame(frame);
+        },
+        junk: (begin) => {
+          if (!mine()) return;
+          if (!this.#isProved) this.#words = [...this.#words, begin].slice(-MAX_WORDS);
+          this.#to.junk?.(begin);
+        },
         tooLong: (bytes, id) => mine() && this.#to.tooLong?.(bytes, id),
       },
       () => {},
@@ -114,6 +132,13 @@ export class Child {
     if (this.#over.signal.aborted) return;
     this.#failures = livedMs >= SETTLED_MS ? 0 : this.#failures + 1;
     for (let reason = why; ; ) {
+      if (!this.#isProved && this.#failures >= MAX_MUTE) {
+        const words = this.#words.length === 0 ? '' : `; it wrote: ${this.#words.join(' / ')}`;
+        const file = JSON.stringify(this.#command[0]);
+        const ended = `${file} ended ${this.#failures} times without a message, at last with ${reason}${words}`;
+        this.#to.failed(new TechnocoreError('no_server', ended));
+        return;
+      }
       const againMs = backoffMs(this.#failures, undefined, this.#random);
       this.#to.stopped(reason, againMs);
       try {

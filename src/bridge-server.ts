@@ -128,7 +128,8 @@ export class RoomServerTransport {
   /**
    * Begins to take requests.
    *
-   * @throws TechnocoreError `started`: it was before; what {@link serve} throws while it begins
+   * @throws TechnocoreError `started`: it was before; `closed`: it was closed before it took any; what {@link serve}
+   *   throws while it begins
    */
   async start(): Promise<void> {
     if (this.#served) throw new TechnocoreError('started', 'a transport is started once');
@@ -156,7 +157,7 @@ export class RoomServerTransport {
         })
         .finally(forget);
       this.#served.then(() => {
-        resolve();
+        if (!isReady) reject(new TechnocoreError('closed', 'the transport was closed before it took requests'));
         // It ended by itself: nothing will come any more.
         void this.close();
       }, reject);

@@ -12,6 +12,7 @@ import { sendError } from './bridge-http.ts';
 import { LineWriter, readLines } from './bridge-lines.ts';
 import { Child } from './bridge-process.ts';
 import { classify, type Id, INVALID_REQUEST, type JsonObject, PARSE_ERROR, rpcError } from './dispatch.ts';
+import type { TechnocoreError } from './errors.ts';
 import { type Frame, isObject } from './frames.ts';
 import { type Clock, type Event, systemClock } from './http.ts';
 
@@ -81,6 +82,14 @@ export interface Bridged {
   close(): Promise<void>;
 }
 
+/** The end with the server. */
+export interface BridgedServer extends Bridged {
+  /** Resolves once the server has said what it is. */
+  readonly ready: Promise<void>;
+  /** @throws TechnocoreError `no_server`: the command ends at once, each time, and never wrote a message */
+  readonly ended: Promise<void>;
+}
+
 /**
  * Puts a server that we start behind a wire to callers.
  *
@@ -91,13 +100,26 @@ export async function bridgeServer(
   wire: Wire,
   command: string[],
   o: StdioOptions & { isPublic?: boolean } = {},
-): Promise<Bridged> {
+): Promise<BridgedServer> {
   const { clock = systemClock, random = (n) => crypto.getRandomValues(new Uint8Array(n)), onEvent = () => {} } = o;
   const watch = new Watch(o);
+  let isFound = (): void => {};
+  const ready = new Promise<void>((resolve) => {
+    isFound = resolve;
+  });
+  let fail = (_: TechnocoreError): void => {};
+  const ended = new Promise<void>((resolve, reject) => {
+    wire.onclose = resolve;
+    fail = reject;
+  });
+  ended.catch(() => {});
   const side = new ChildSide({
     clock,
     random,
-    onEvent,
+    onEvent(event) {
+      if (event.kind === 'server-ready') isFound();
+      onEvent(event);
+    },
     isPublic: o.isPublic === true,
     toChild: (message) => {
       child.send(message).catch((cause) => {
@@ -125,13 +147,11 @@ export async function bridgeServer(
         onEvent({ kind: 'server-stopped', reason, againMs });
         side.stopped(againMs);
       },
+      failed: fail,
     },
     { clock, random },
   );
   await child.start();
-  const ended = new Promise<void>((resolve) => {
-    wire.onclose = resolve;
-  });
   wire.onerror = (cause) => onEvent({ kind: 'bridge-error', cause });
   wire.onmessage = (message: JsonObject, extra?: unknown) => {
     const from = String(objectIn(extra, 'authInfo')['clientId'] ?? '');
@@ -145,12 +165,12 @@ export async function bridgeServer(
     await child.close();
   };
   try {
-    await wire.start();
+    await Promise.race([wire.start(), ended]);
   } catch (cause) {
-    await child.close();
+    await close();
     throw cause;
   }
-  return { ended, close };
+  return { ready, ended, close };
 }
 
 /** A taker of frames that nothing in a frame can bring down. */

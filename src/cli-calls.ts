@@ -28,7 +28,6 @@ import {
   call,
   type Event,
   fileCursor,
-  fileLedger,
   type Handler,
   isDid,
   mcpCallTool,
@@ -156,27 +155,31 @@ async function served(args: Args): Promise<number> {
   const mailbox = args.text('mailbox') ?? ownMailbox(signer, 'serve');
   const state = args.text('state');
   if (state !== undefined) mkdirSync(state, { recursive: true, mode: 0o700 });
-  const ledger = state === undefined ? undefined : await fileLedger(join(state, 'ledger'));
+  const ledger = state === undefined ? undefined : await args.ledger(join(state, 'ledger'));
   const isVerbose = args.has('verbose');
+  const service = args.patient((event) => {
+    if (isVerbose || LOUD.test(event.kind)) tell(eventLine(event));
+  });
+  let isReady = false;
   try {
-    if (args.has('publish')) await publishIdentity(signer, { mailbox }, args.service);
+    if (args.has('publish')) await publishIdentity(signer, { mailbox }, service);
     await serve(mailbox, signer, {
-      ...args.service,
+      ...service,
       methods: isVerbose ? watched(handlers) : handlers,
       tools: list,
       ...(allowed.length > 0 && { allow: (from) => allowed.includes(from) }),
       ...(concurrency !== undefined && { concurrency }),
       ...(args.has('claim') && { claim: true }),
       ...(ledger && { ledger, cursor: fileCursor(join(state!, 'cursor')) }),
-      onEvent(event) {
-        if (isVerbose || LOUD.test(event.kind)) tell(eventLine(event));
+      onReady() {
+        isReady = true;
+        print(args.json ? json({ mailbox, did: signer.did }, true) : `${mailbox}\n${signer.did}`);
       },
-      onReady: () => print(args.json ? json({ mailbox, did: signer.did }, true) : `${mailbox}\n${signer.did}`),
     });
   } finally {
     await ledger?.close?.();
   }
-  return EXIT.ok;
+  return isReady ? EXIT.ok : EXIT.interrupted;
 }
 
 /** `call`, `tools` and `serve`. */
@@ -247,7 +250,8 @@ export const callCommands: Record<string, Command> = {
       verbose: { about: 'tell on stderr of each call, and of what was refused or skipped' },
     },
     more: `The module exports functions (params, context) => result; or \`methods\`, a Map or an object of them; or \`tools\`, a Map.
-Prints the mailbox and the DID once it serves. Ctrl-C: what was begun is answered first; a second one ends it at once.`,
+Prints the mailbox and the DID once it serves. Ctrl-C: what was begun is answered first; a second one ends it at once. Exit
+code ${EXIT.ok} when it had served, ${EXIT.interrupted} when it was not ready yet.`,
     run: served,
   },
 };

@@ -9,7 +9,16 @@ import { homedir } from 'node:os';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { toHex } from './bytes.ts';
-import { type Options, Signer, TechnocoreError } from './technocore-rpc.ts';
+import { shownBase, transportOf } from './http.ts';
+import {
+  type Event,
+  fileLedger,
+  type Ledger,
+  type Options,
+  Signer,
+  systemClock,
+  TechnocoreError,
+} from './technocore-rpc.ts';
 
 /** Exit codes. Scripts may rely on them. */
 export const EXIT = {
@@ -63,6 +72,9 @@ export const SERVICE: Record<string, Flag> = {
 export const KEY: Record<string, Flag> = {
   dir: { value: 'directory', about: 'the key; default: the one of $SIGN_SEED, else of ~/.technocore' },
 };
+
+/** How soon it is said again that a service does not answer, and how late at most, ms. */
+const OUTAGE_MS = [10_000, 600_000] as const;
 
 const ALL: Record<string, Flag> = {
   json: { about: 'one JSON text a line instead of words, for scripts' },
@@ -158,6 +170,40 @@ export class Args {
     return { signal: this.signal, ...(base !== undefined && { base }) };
   }
 
+  /**
+   * The same for what goes on until it is stopped: whoever waits for it is told that the service does not answer, at the
+   * first failure, and then ever more rarely.
+   */
+  patient(onEvent: (event: Event) => void = () => {}): Options {
+    const { service } = this;
+    const base = shownBase(transportOf(service).base);
+    let [spacing, quietUntil, last]: [number, number, number] = [OUTAGE_MS[0], 0, Number.NEGATIVE_INFINITY];
+    const told = (event: Event): void => {
+      const { kind, cause } = event;
+      if (kind === 'retry' && TechnocoreError.is(cause) && cause.code === 'unavailable') {
+        const now = performance.now();
+        if (now - last > OUTAGE_MS[1]) [spacing, quietUntil] = [OUTAGE_MS[0], 0];
+        last = now;
+        if (now >= quietUntil) {
+          quietUntil = now + spacing;
+          spacing = Math.min(2 * spacing, OUTAGE_MS[1]);
+          const how = cause.message.replace(`${base} `, '');
+          const message = `the service at ${base} does not answer (${how}), and is asked again`;
+          tell(this.json ? json({ code: cause.code, message }, true) : shown(message));
+        }
+      }
+      onEvent(event);
+    };
+    return { ...service, onEvent: told };
+  }
+
+  /** A ledger in a file. Another process may hold it for a while yet, and Ctrl-C ends the wait for it. */
+  ledger(path: string): Promise<Ledger> {
+    const sleep: typeof systemClock.sleep = (ms, signal = this.signal) => systemClock.sleep(ms, signal);
+    const opened = fileLedger(path, {}, { now: systemClock.now, sleep });
+    return waiting('another server of this mailbox may be ending', opened);
+  }
+
   /** The key to sign with; one that has to be made first is news. */
   async signer(): Promise<Signer> {
     const dir = this.text('dir');
@@ -216,6 +262,9 @@ export async function waiting<T>(what: string, work: Promise<T>): Promise<T> {
   }
 }
 
+/** Errors of ours that are about the arguments. They come before anything is done. */
+const WRONG_INPUT = /^(bad_(name|option|params|code|invite)|empty_text|frame_too_long)$/;
+
 /** What went wrong, in one line, and the code to exit with. */
 export function failure(e: unknown, isJson: boolean): number {
   if (!TechnocoreError.is(e)) {
@@ -229,6 +278,7 @@ export function failure(e: unknown, isJson: boolean): number {
     isJson ? json({ code, message, reason, retryAfterMs, ...(rpc && { rpc }) }, true) : shown(`${code}: ${message}`),
   );
   if (code === 'rpc') return EXIT.refused;
+  if (WRONG_INPUT.test(code)) return EXIT.usage;
   return /^(call_timeout|unavailable|rate_limited)$/.test(code) ? EXIT.noAnswer : EXIT.failed;
 }
 
@@ -245,12 +295,16 @@ export function helpOf(name: string, { args, about, flags, more }: Command): str
   return `Usage: ${usage} [options]\n\n${about}\n${more === undefined ? '' : `\n${more}\n`}\n${lines.join('\n')}`;
 }
 
-/** The help of all verbs. */
-export function overview(commands: Record<string, Command>): string {
+/**
+ * The help of several verbs.
+ *
+ * @param group the first word of all of them, if they have that in common
+ */
+export function overview(commands: Record<string, Command>, group = ''): string {
   const usages = Object.entries(commands).map(([name, { args, about }]) => [`${name} ${args}`.trim(), about] as const);
   const width = Math.max(...usages.map(([usage]) => usage.length));
   const lines = usages.map(([usage, about]) => `  ${usage.padEnd(width)}  ${about}`);
-  return `Usage: technocore-rpc <command> [options]
+  return `Usage: technocore-rpc ${group === '' ? '' : `${group} `}<command> [options]
 
 ${lines.join('\n')}
 

@@ -32,7 +32,6 @@ import { Files } from './files.ts';
 import {
   type Event,
   fileCursor,
-  fileLedger,
   isDid,
   isName,
   type Options,
@@ -151,11 +150,8 @@ async function serveOne(args: Args): Promise<number> {
   const pairs = new PairsFile(join(home, 'mcp-pairs.json'));
   for (const did of await pairs.callersOf(mailbox)) allowed.add(did);
   const onEvent = listener(args);
-  const service: Options = { ...args.service, onEvent };
-  const ledger = await waiting(
-    'another server of this mailbox may be ending',
-    fileLedger(join(home, `mcp-${mailbox}.ledger`)),
-  );
+  const service = args.patient(onEvent);
+  const ledger = await args.ledger(join(home, `mcp-${mailbox}.ledger`));
   try {
     const wire: Wire = new RoomServerTransport(mailbox, signer, {
       ...service,
@@ -164,11 +160,16 @@ async function serveOne(args: Args): Promise<number> {
       cursor: fileCursor(join(home, `mcp-${mailbox}.cursor`)),
     });
     const bridged = await bridgeServer(wire, command, { onEvent, isPublic });
-    if (isPublic) await publishIdentity(signer, { mailbox }, service);
-    announce(args, mailbox, signer, allowed, nameOf(command));
-    if (args.has('pair')) void pairOne(args, mailbox, signer, pairs, allowed, service);
-    await bridged.ended;
-    await bridged.close();
+    try {
+      await waiting('waiting for the server', Promise.race([bridged.ready, bridged.ended]));
+      args.signal.throwIfAborted();
+      if (isPublic) await publishIdentity(signer, { mailbox }, service);
+      announce(args, mailbox, signer, allowed, nameOf(command));
+      if (args.has('pair')) void pairOne(args, mailbox, signer, pairs, allowed, service);
+      await bridged.ended;
+    } finally {
+      await bridged.close();
+    }
   } finally {
     await ledger.close?.();
   }
@@ -260,7 +261,7 @@ async function connectOne(args: Args): Promise<number> {
   if (!isMailbox(replyTo)) throw new Usage('--reply-to takes the name of a mailbox');
   const pairs = new PairsFile(join(await homeOf(args), 'mcp-pairs.json'));
   const onEvent = listener(args);
-  const o = { ...args.service, onEvent, replyTo };
+  const o = { ...args.patient(onEvent), replyTo };
   const typed = args.text('pair');
   if (typed !== undefined) await pairWith(await codeFrom(typed), mailbox, signer, pairs, o);
   const paired = (await pairs.serverOf(mailbox))?.did;
@@ -280,8 +281,12 @@ async function connectOne(args: Args): Promise<number> {
     const dir = args.text('dir');
     const own = [...baseFlag(args), ...(dir === undefined ? [] : ['--dir', resolve(dir)])];
     const server = connectCommand(mailbox, peer, own);
-    tell(`\nA host starts this and speaks to it. For its configuration:\n${hostBlock('remote', server)}`);
-    if (typed !== undefined) return EXIT.ok;
+    tell(`\nA host starts this command by itself, with this in its configuration:\n${hostBlock('remote', server)}\n`);
+    if (typed !== undefined) {
+      tell('Both sides know each other now, and nothing more is to be done here.');
+      return EXIT.ok;
+    }
+    tell('Until then it waits here for what a host would say; Ctrl-C ends it.');
   }
   const bridged = await bridgeHost(connect(), process.stdin, process.stdout, { onEvent, ...words });
   await Promise.race([bridged.ended, new Promise((resolve) => args.signal.addEventListener('abort', resolve))]);
@@ -293,7 +298,10 @@ async function connectOne(args: Args): Promise<number> {
 async function overHttp(args: Args, bridge: HttpBridge, port: number): Promise<number> {
   const url = await bridge.listen(port);
   print(args.json ? json({ url }, true) : url);
-  if (!args.json) tell(`For the configuration of a host:\n${hostBlock('remote', { type: 'http', url })}`);
+  if (!args.json) {
+    tell(`For the configuration of a host, as long as this runs:\n${hostBlock('remote', { type: 'http', url })}`);
+    tell('Ctrl-C ends it.');
+  }
   await new Promise((resolve) => args.signal.addEventListener('abort', resolve));
   await bridge.close();
   return EXIT.ok;
@@ -309,7 +317,10 @@ async function pairWith(
 ): Promise<void> {
   const used = toHex(hmacSha256(utf8(code), utf8('technocore-rpc/used')).subarray(0, 16));
   const known = await pairs.serverOf(mailbox);
-  if (known?.used === used) return;
+  if (known?.used === used) {
+    tell(`Paired with ${known.did} before.`);
+    return;
+  }
   const did = await pair(mailbox, code, signer, o);
   await pairs.setServer(mailbox, { did, used });
   tell(`Paired with ${did}.`);

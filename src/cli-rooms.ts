@@ -5,7 +5,17 @@
  */
 import { text as textOf } from 'node:stream/consumers';
 import { type Args, type Command, EXIT, json, KEY, print, SERVICE, shown, tell, Usage } from './cli-kit.ts';
-import { explain, follow, type Message, type RingGap, read, say, TechnocoreError, verify } from './technocore-rpc.ts';
+import {
+  explain,
+  follow,
+  isDid,
+  type Message,
+  type RingGap,
+  read,
+  say,
+  TechnocoreError,
+  verify,
+} from './technocore-rpc.ts';
 
 const PLACE = {
   since: { value: 'seq', about: 'only messages after this one' },
@@ -23,9 +33,10 @@ const lineOf = ({ seq, ts, from, text }: Message): string => `[${seq}] ${shown(t
 
 async function followed(args: Args, room: string): Promise<void> {
   let { since } = placeOf(args);
+  const service = args.patient();
   for (;;) {
     try {
-      for await (const m of follow(room, { ...args.service, ...(since !== undefined && { since }) })) {
+      for await (const m of follow(room, { ...service, ...(since !== undefined && { since }) })) {
         since = m.seq;
         print(args.json ? json(m, true) : lineOf(m));
       }
@@ -95,6 +106,7 @@ export const roomCommands: Record<string, Command> = {
     async run(args) {
       const [room = '', sig, canonical] = args.words;
       if (canonical !== undefined) {
+        if (!isDid(room)) throw new Usage(`${JSON.stringify(room)} is no did:key`);
         const valid = verify(room, sig!, canonical);
         print(args.json ? json({ valid }, true) : valid ? 'valid' : 'invalid');
         return valid ? EXIT.ok : EXIT.refused;

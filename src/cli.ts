@@ -29,15 +29,30 @@ function find(argv: string[]): [name: string, args: string[]] {
     const name = argv.slice(0, length).join(' ');
     if (argv.length >= length && Object.hasOwn(commands, name)) return [name, argv.slice(length)];
   }
-  throw new Usage(`there is no command ${JSON.stringify(argv[0])}\nSee technocore-rpc --help`);
+  const group = Object.keys(commands).some((name) => name.startsWith(`${argv[0]} `)) ? ` ${argv[0]}` : '';
+  const asked = group === '' ? argv[0] : `${argv[0]} ${argv[1]}`;
+  throw new Usage(`there is no command ${JSON.stringify(asked)}\nSee technocore-rpc${group} --help`);
+}
+
+const HELP = ['help', '--help', '-h'];
+
+/** The help that arguments ask for which name no single command: that of all, or of those that begin with one word. */
+function helpFor(argv: string[]): string | undefined {
+  const [group, second] = HELP.includes(argv[0]!) ? argv.slice(1) : argv;
+  if (group === undefined) return overview(commands);
+  if (second !== undefined && !HELP.includes(second)) return undefined;
+  const members = Object.entries(commands).filter(([name]) => name.startsWith(`${group} `));
+  return members.length > 0 ? overview(Object.fromEntries(members), group) : undefined;
 }
 
 async function main(argv: string[]): Promise<number> {
   const [first] = argv;
-  if (first === undefined || first === 'help' || first === '--help' || first === '-h') {
-    print(overview(commands));
-    return first === undefined ? EXIT.usage : EXIT.ok;
+  const help = helpFor(argv);
+  if (help !== undefined) {
+    print(help);
+    return argv.some((word) => HELP.includes(word)) ? EXIT.ok : EXIT.usage;
   }
+  if (HELP.includes(first!)) return main([...argv.slice(1), '--help']);
   if (first === '--version') {
     print(JSON.parse(readFileSync(new URL(import.meta.resolve('technocore-rpc/package.json')), 'utf8')).version);
     return EXIT.ok;
@@ -51,8 +66,12 @@ async function main(argv: string[]): Promise<number> {
     print(helpOf(name, command));
     return EXIT.ok;
   } catch (e) {
-    if (e instanceof Usage) throw new Usage(`${e.message}\nSee technocore-rpc ${name} --help`);
-    return args?.isInterrupted ? EXIT.interrupted : failure(e, args?.json === true);
+    const see = `See technocore-rpc ${name} --help`;
+    if (e instanceof Usage) throw new Usage(`${e.message}\n${see}`);
+    if (args?.isInterrupted) return EXIT.interrupted;
+    const code = failure(e, args?.json === true);
+    if (code === EXIT.usage && !args?.json) tell(see);
+    return code;
   }
 }
 

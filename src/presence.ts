@@ -9,7 +9,7 @@
  */
 import { toHex, utf8 } from './bytes.ts';
 import { sha256 } from './crypto.ts';
-import { budgetOf, sharedOf, type Transport, within } from './http.ts';
+import { budgetOf, healthOf, sharedOf, type Transport, within } from './http.ts';
 import { type NotePath, verify } from './names.ts';
 import { readNote, setNote } from './notes.ts';
 import { remember } from './replies.ts';
@@ -202,7 +202,8 @@ export async function attend(
     const others = served.get(mailbox)! - 1;
     if (others > 0) served.set(mailbox, others);
     else served.delete(mailbox);
-    if (!told || !isLast()) return;
+    // A service that could not be reached just now keeps nobody who ends.
+    if (!told || !isLast() || healthOf(t).failure) return;
     const { signal: until, end } = within(t, GOODBYE_MS);
     await attempt(tell(0, until));
     end();

@@ -185,7 +185,7 @@ test('batches are of one revision only', () => {
 test('no answer to the handshake is an answer, and a late one is none', async () => {
   host({ id: 9, method: 'initialize', params: { protocolVersion: '2025-11-25', capabilities: {} } });
   const { id } = sent();
-  await clock.advance(50_000);
+  await clock.advance(28_000);
   expect(got()).toMatchObject({ id: 9, error: { code: -32603, message: expect.stringContaining('is it running?') } });
   expect(sent()).toMatchObject({ method: 'notifications/cancelled', params: { requestId: id } });
   room({ id, result: {} });
@@ -198,6 +198,14 @@ test('no answer to the handshake is an answer, and a late one is none', async ()
   expect(got()).toMatchObject({ id: 11, error: { code: -32603 } });
   host({ id: 12, method: 'tools/list' });
   expect(got()).toMatchObject({ id: 12, error: { code: -32602 } });
+});
+
+test('a handshake that nobody answers is not asked again, and its error says why and what to look at', () => {
+  host({ id: 9, method: 'initialize', params: { protocolVersion: '2025-11-25', capabilities: {} } });
+  const message = 'The answer is lost: no answer: its server ended at noon';
+  room({ id: sent().id, error: { code: 1006, message, data: { reason: 'call_timeout' } } });
+  expect(got()).toMatchObject({ id: 9, error: { code: 1006, message: `${message}: is it running?` } });
+  expect(toRoom.length).toBe(1);
 });
 
 test('cancelling names the present request, and nothing comes of it any more', () => {

@@ -16,15 +16,24 @@ interface Seen {
   junk: string[];
   starts: number;
   stops: [why: string, againMs: number][];
+  failure: unknown;
 }
 
 async function run(script: string): Promise<Seen> {
-  const seen: Seen = { child: undefined as unknown as Child, frames: [], junk: [], starts: 0, stops: [] };
+  const seen: Seen = {
+    child: undefined as unknown as Child,
+    frames: [],
+    junk: [],
+    starts: 0,
+    stops: [],
+    failure: undefined,
+  };
   seen.child = new Child([process.execPath, '-e', script], {
     frame: (frame) => void seen.frames.push(frame),
     junk: (begin) => void seen.junk.push(begin),
     started: () => void seen.starts++,
     stopped: (why, againMs) => void seen.stops.push([why, againMs]),
+    failed: (cause) => void (seen.failure = cause),
   });
   children.push(seen.child);
   await seen.child.start();
@@ -59,6 +68,14 @@ test('frames go in and out; a process that dies is started again, later each tim
   expect(new Set(seen.frames.map(({ pid }) => pid)).size).toBe(4);
 });
 
+test('a command that ends at once each time, and never wrote a message, is given up with what it wrote', async () => {
+  const seen = await run(`console.log('usage:'); console.log('  server <folder>'); process.exitCode = 7`);
+  await until(() => seen.failure !== undefined);
+  expect(seen.failure).toMatchObject({ code: 'no_server' });
+  expect(String(seen.failure)).toMatch(/3 times.*code 7; it wrote: usage: \/ server <folder>$/);
+  expect([seen.starts, seen.stops.length]).toEqual([3, 2]);
+});
+
 test('it does not see our key', async () => {
   process.env['SIGN_SEED'] = 'a secret';
   process.env['BRIDGE_TEST'] = 'seen';
@@ -82,7 +99,8 @@ test('while none runs, nothing can be sent', async () => {
 });
 
 test('a command that does not exist is told at once', async () => {
-  const child = new Child(['/nowhere/at-all'], { frame: () => {}, started: () => {}, stopped: () => {} });
+  const nothing = { frame: () => {}, started: () => {}, stopped: () => {}, failed: () => {} };
+  const child = new Child(['/nowhere/at-all'], nothing);
   await expect(child.start()).rejects.toMatchObject({ code: 'no_command' });
 });
 

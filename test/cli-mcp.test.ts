@@ -294,6 +294,40 @@ test('a server of everything: progress, questions, resources, prompts, over stdi
   expect(await use('echo', { message: 'and back' })).toContain('and back');
 });
 
+/** `mcp serve` that does not come to serve. */
+function serveInVain(base: string, command: string[]): { child: ChildProcess; seen: { out: string; err: string } } {
+  const own = ['--base', base, '--dir', join(folder, `vain-${Date.now()}`), '--pair'];
+  const child = spawn(process.execPath, [CLI, 'mcp', 'serve', ...own, '--', process.execPath, ...command]);
+  running.add(child);
+  const seen = { out: '', err: '' };
+  child.stdout.on('data', (chunk) => (seen.out += chunk));
+  child.stderr.on('data', (chunk) => (seen.err += chunk));
+  return { child, seen };
+}
+
+test('without a service neither mailbox nor code is shown, and Ctrl-C ends it', async () => {
+  const { child, seen } = serveInVain('http://127.0.0.1:1', [SERVERS.everything, 'stdio']);
+  await until(() => /the service at http:\/\/127.0.0.1:1 does not answer/.test(seen.err));
+  child.kill('SIGINT');
+  const [code] = await once(child, 'close');
+  expect([code, seen.out]).toEqual([130, '']);
+});
+
+test('while its server says nothing neither mailbox nor code is shown, and Ctrl-C ends it', async () => {
+  const { child, seen } = serveInVain(service.url, ['-e', 'console.error("up"); process.stdin.resume()']);
+  await until(() => seen.err.includes('up'));
+  child.kill('SIGINT');
+  const [code] = await once(child, 'close');
+  expect([code, seen.out]).toEqual([130, '']);
+});
+
+test('a command that cannot work is given up with what it wrote', async () => {
+  const { child, seen } = serveInVain(service.url, ['-e', 'console.log("server <folder>"); process.exitCode = 7']);
+  const [code] = await once(child, 'close');
+  expect([code, seen.out]).toEqual([1, '']);
+  expect(seen.err).toMatch(/no_server: .*code 7; it wrote: server <folder>\n$/);
+});
+
 test('what is wrong with the arguments is told before anything is done', async () => {
   const run = async (args: string[]): Promise<[code: number, told: string]> => {
     const child = spawn(process.execPath, [CLI, 'mcp', ...args], { stdio: ['ignore', 'ignore', 'pipe'] });
@@ -317,7 +351,7 @@ test('what is wrong with the arguments is told before anything is done', async (
   ]);
   expect(await run(['serve', ...dir, '--', '/nowhere/at-all'])).toEqual([1, expect.stringContaining('no_command')]);
   expect(await run(['connect', ...dir, 'lobby'])).toEqual([2, expect.stringContaining('neither')]);
-  expect(await run(['connect', ...dir, 'mb-p-x', '--pair', 'short'])).toEqual([1, expect.stringContaining('bad_code')]);
+  expect(await run(['connect', ...dir, 'mb-p-x', '--pair', 'short'])).toEqual([2, expect.stringContaining('bad_code')]);
 });
 
 test('the commands and the configuration of the README are ones that there are', async () => {

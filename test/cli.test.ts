@@ -3,9 +3,10 @@ import { existsSync } from 'node:fs';
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { afterAll, beforeAll, describe, expect, test, vi } from 'vitest';
+import { Args } from '../src/cli-kit.ts';
 import { createLocalService, type Listening } from '../src/local.ts';
-import { Signer, say } from '../src/technocore-rpc.ts';
+import { Signer, say, Unavailable } from '../src/technocore-rpc.ts';
 import { FREE, until } from './support.ts';
 
 // The command line as scripts and people use it: processes of their own, against an embedded service.
@@ -80,8 +81,34 @@ describe('help and arguments', () => {
     }
   });
 
+  test.each(['parley', 'mcp'])(
+    '%s alone tells what there is of it, as an error; with --help as asked',
+    async (group) => {
+      const alone = await cli(group);
+      expect(alone.code).toBe(2);
+      expect(alone.out).toMatch(new RegExp(`^Usage: technocore-rpc ${group} <command>`));
+      expect(alone.out).toContain(`\n  ${group} `);
+      expect(alone.out).not.toContain('verify');
+      for (const args of [
+        [group, '--help'],
+        ['help', group],
+      ])
+        expect(await cli(...args)).toEqual({ ...alone, code: 0 });
+      expect((await cli('help', 'mcp', 'serve')).out).toBe((await cli('mcp', 'serve', '--help')).out);
+    },
+  );
+
   test.each([
     [['frobnicate'], /no command "frobnicate"/],
+    [['mcp', 'frobnicate'], /no command "mcp frobnicate"\nSee technocore-rpc mcp --help/],
+    [['read', 'Not-A-Room!'], /bad_name: a room is/],
+    [['read', 'p-x', '--base', 'nonsense'], /bad_name: base is the address/],
+    [['call', 'p-x', 'm'], /bad_name: a mailbox is/],
+    [['call', 'did:key:zzz', 'm'], /bad_name: a mailbox is/],
+    [['call', 'mb-p-x', 'm', '--reply-to', 'p-x'], /bad_name: a mailbox is/],
+    [['tools', 'p-x'], /bad_name: a mailbox is/],
+    [['verify', 'did:key:zzz', 'sig', 'text'], /"did:key:zzz" is no did:key/],
+    [['parley', 'join', 'https://parley.chat/'], /bad_invite/],
     [['constructor'], /no command/],
     [['say', 'p-room'], /too few arguments/],
     [['read', 'a', 'b'], /too many arguments: "b"/],
@@ -99,8 +126,10 @@ describe('help and arguments', () => {
     [['local', '--limit', 'rooms=many'], /<number>/],
     [['parley', 'join'], /no link/],
     [['did', '--dir', '/nowhere'], /no key in/],
+    [['say', 'p-x', ' '], /empty_text/],
   ])('%j is refused with code 2', async (args, words) => {
-    const { code, out, err } = await cli(...args);
+    // The key that some of them make is no news to this test.
+    const { code, out, err } = await start(args, { input: '', env: seeded(1).env }).done;
     expect(err).toMatch(words);
     expect(err).toMatch(/See technocore-rpc .*--help/);
     expect([code, out]).toEqual([2, '']);
@@ -191,6 +220,32 @@ describe('rooms', () => {
     expect(machine.out).toMatch(/^[\x20-\x7e]*\n$/);
     expect(JSON.parse(machine.out).messages[0].text).toBe('\x1b[2J\u202eevil\x07');
     liar.close();
+  });
+
+  test('that no service is there is said at once, and Ctrl-C ends the wait', async () => {
+    const { run, child, done } = start(['read', 'p-tail-78', '--follow', '--base', 'http://127.0.0.1:1']);
+    await until(() => run.err !== '');
+    child.kill('SIGINT');
+    expect((await done).code).toBe(0);
+    expect(run.err).toMatch(/^the service at http:\/\/127.0.0.1:1 does not answer .*is asked again\n$/);
+  });
+
+  test('then it is said ever more rarely, and another time at once', () => {
+    const said: string[] = [];
+    vi.spyOn(process.stderr, 'write').mockImplementation((text) => said.push(String(text)) > 0);
+    const now = vi.spyOn(performance, 'now');
+    const { onEvent } = new Args({ args: '', about: '', run: async () => 0 }, []).patient();
+    const lines = (ms: number, cause: unknown = new Unavailable('gone')): number => {
+      now.mockReturnValue(ms);
+      onEvent!({ kind: 'retry', cause });
+      return said.length;
+    };
+    expect([0, 1, 9_999, 10_000, 29_999, 30_000, 69_999, 70_000].map((ms) => lines(ms))).toEqual([
+      1, 1, 1, 2, 2, 3, 3, 4,
+    ]);
+    expect(lines(80_000_000, new Error('another'))).toBe(4);
+    expect([90_000_000, 90_010_000].map((ms) => lines(ms))).toEqual([5, 6]);
+    vi.restoreAllMocks();
   });
 
   test('--follow goes on until Ctrl-C, which is a good end', async () => {
@@ -301,6 +356,14 @@ describe('calls', () => {
     expect(await waits.done).toMatchObject({ code: 0, out: '"done after all"\n' });
     expect((await server.done).code).toBe(0);
   });
+});
+
+test('serve says that no service is there, and when it ends before it was ready, that is no good end', async () => {
+  await writeFile(join(home, 'one.mjs'), 'export const one = () => 1;');
+  const { run, child, done } = start(['serve', join(home, 'one.mjs'), '--base', 'http://127.0.0.1:1']);
+  await until(() => run.err.includes('does not answer'));
+  child.kill('SIGINT');
+  expect(await done).toMatchObject({ code: 130, out: '' });
 });
 
 test('serve keeps strangers out, and its state over a restart', async () => {
