@@ -615,7 +615,8 @@ function whyOf(now: number, sent: Sent | undefined, seen: Presence | undefined):
     if (!isThere(seen, now)) return ['no-server', `its server, ${seen.did}, was last there at ${at}`];
     return ['no-answer', `its server, ${seen.did}, was there at ${at}, and did not answer in time`];
   }
-  if (sent?.alone) return ['no-room', 'nobody else ever wrote to that room; is the name right?'];
+  if (sent?.alone)
+    return ['no-room', 'nobody else had written to that room: check its name, and whether its server was ever started'];
   return ['no-answer', 'whether a server is there is not known'];
 }
 

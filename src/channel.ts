@@ -9,7 +9,7 @@ import { type Feed, feedOf, type Listener } from './feed.ts';
 import { isObject, MAX_TEXT } from './frames.ts';
 import { Joint, type Options, retrying, sharedOf, type Transport, transportOf } from './http.ts';
 import { isName, roomClasses } from './names.ts';
-import { PATIENCE_MS, placeOf, readView, type SigningKey, saySigned } from './rooms.ts';
+import { PATIENCE_MS, type Place, placeOf, readView, type SigningKey, saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
 import { type Spill, spillOf } from './spill.ts';
 
@@ -93,7 +93,12 @@ interface Line {
   readonly at: number;
   /** The life of the room it stands in, once somebody has read there. */
   epoch?: number;
+  /** Where the room begins, while nobody has begun there, if nobody opened it before: all that came before it waits. */
+  first?: Place;
 }
+
+/** What such a line says. */
+const OPENING = 'mailbox opened';
 
 /** What is known of a mailbox of ours. */
 interface Opened {
@@ -118,15 +123,21 @@ function isInSight(t: Transport, room: string, line: Line, feed: Feed): boolean 
 async function writtenLine(t: Transport, room: string, key: SigningKey, signal: AbortSignal): Promise<Line> {
   const at = t.clock.now();
   const view = await retrying(t, at + PATIENCE_MS, () => readView(t, room, { limit: IN_SIGHT }, signal), signal);
-  const ours = view.messages.filter((m) => m.from === key.did).at(-1);
-  if (!ours || roomClasses(room).e) return freshLine(t, room, key, signal);
+  const { messages, lastSeq, generation } = view;
+  const ours = messages.filter((m) => m.from === key.did).at(-1);
+  if (!ours || roomClasses(room).e) {
+    const line = await freshLine(t, room, key, signal);
+    const isFirst = messages.length === lastSeq && !messages.some(({ text }) => text === OPENING);
+    if (isFirst) line.first = { since: 0, ...(generation !== undefined && { generation }) };
+    return line;
+  }
   feedOf(t, room).sawEnd(placeOf(view));
   return { seq: ours.seq, at };
 }
 
 async function freshLine(t: Transport, room: string, key: SigningKey, signal?: AbortSignal): Promise<Line> {
   const at = t.clock.now();
-  const { seq, place } = await saySigned(t, key, room, 'mailbox opened', signal);
+  const { seq, place } = await saySigned(t, key, room, OPENING, signal);
   if (place) feedOf(t, room).sawEnd(place);
   return { seq, at };
 }
@@ -181,6 +192,17 @@ export function openMailbox(
       });
   }
   return entry.line ? undefined : entry.opening.join(signal);
+}
+
+/**
+ * Where to begin in a mailbox that was opened just now, and never before by anybody: nothing that waits there can have been
+ * taken. Told once; undefined when it was opened before, or so much stands in it that nobody can tell.
+ */
+export function beginningOf(t: Transport, room: string, key: SigningKey): Place | undefined {
+  const { line } = openedOf(t).get(`${room} ${key.did}`) ?? {};
+  const first = line?.first;
+  if (line) delete line.first;
+  return first;
 }
 
 /** No answer came: the line may be gone, with the room it stood in. The next one who needs it looks. */

@@ -9,6 +9,7 @@ import { BUSY, before, DEADLINE, denied, fitted, interrupted, join, MAX_WRITES, 
 import { toHex, utf8 } from './bytes.ts';
 import { checkSigner, mayUseId, REPLY_META } from './call.ts';
 import {
+  beginningOf,
   type Channel,
   checkMailbox,
   type Incoming,
@@ -74,7 +75,8 @@ export interface ServeOptions
    */
   ledger?: Ledger;
   /**
-   * Where the place in the mailbox is kept; default: nowhere, and serving begins with what comes from now on. Needs a
+   * Where the place in the mailbox is kept; default: nowhere, and serving begins with what comes from now on, or in a mailbox
+   * that nobody has opened before, with what waits there. Needs a
    * `ledger` that is kept as well, or what was finished would run again: none is refused, and one in memory, which may
    * outlive the server though not the process, is an event (`forgetful`).
    */
@@ -337,12 +339,14 @@ class Server implements Listener {
     const { cursor } = this.#o;
     const kept = await cursor?.load(this.#room);
     await openMailbox(this.#t, this.#room, this.#signer, signal);
-    const from = this.#share ? await this.#share.begin(kept, signal) : kept;
+    const first = beginningOf(this.#t, this.#room, this.#signer);
+    const from = this.#share ? await this.#share.begin(kept, signal) : (kept ?? first);
     const feed = feedOf(this.#t, this.#room);
     const leave = await feed.listen(this, { signal, from });
     try {
       // From now on no request is lost, whenever we die.
-      if (!from && feed.place) await cursor?.save(this.#room, feed.place);
+      const begun = from ? from === first && first : feed.place;
+      if (begun) await cursor?.save(this.#room, begun);
       return leave;
     } catch (cause) {
       leave();

@@ -368,7 +368,7 @@ test('what calls into a void learns why', async () => {
   await w.until(() => c.got.length === 1);
   expect(c.got[0]).toMatchObject({ id: 0, error: { code: LOST, data: { reason: 'call_timeout' } } });
   expect(c.errors).toMatchObject([{ code: 'call_timeout', reason: 'no-room' }]);
-  expect(c.got[0].error.message).toContain('is the name right?');
+  expect(c.got[0].error.message).toContain('check its name');
 });
 
 test('a request that is cancelled before it is written never is', async () => {

@@ -274,7 +274,7 @@ describe.each(PROFILES)('a call, %s', (profile) => {
     const none = await w.run(w.ask('m', {}, { timeoutMs: 2000, id: 'mine' }, 'mb-p-tpyo').catch((e) => e));
     expect(none).toMatchObject({ code: 'call_timeout', room: 'mb-p-tpyo', id: 'mine', reason: 'no-room' });
     expect(none.afterMs).toBeGreaterThanOrEqual(2000);
-    expect(none.message).toMatch(/is the name right/);
+    expect(none.message).toMatch(/check its name/);
     // Our own earlier requests make no server of an empty room.
     expect(await w.run(w.ask('m', {}, { timeoutMs: 2000 }, 'mb-p-tpyo').catch((e) => e))).toMatchObject({
       reason: 'no-room',
