@@ -78,6 +78,49 @@ function serving(profile: Profile = 'modern', limits = {}) {
 const ask = (id: unknown, method: string, params: object = {}): string =>
   requestFrame(id, method, { ...params, _meta: META });
 
+describe.each(PROFILES)('what waits in a mailbox, %s', (profile) => {
+  test('is served by the first one who ever opens it, and by nobody once more', async () => {
+    const w = serving(profile);
+    await w.open();
+    await w.say(ask('early', 'run', { n: 1 }));
+    const places: Place[] = [];
+    const cursor = { load: async () => undefined, save: async (_: string, place: Place) => void places.push(place) };
+    const first = await w.start({ cursor, ledger: memoryLedger() });
+    await w.clock.advance(100);
+    expect([w.runs, await w.answers()]).toEqual([['1'], [{ jsonrpc: '2.0', id: 'early', result: null }]]);
+    // Had it died at once, the next one would have begun there too.
+    expect(places[0]).toMatchObject({ since: 0 });
+    await first.stop();
+    const again = await w.start();
+    const other = await w.start({ presence: false }, eve);
+    await w.say(ask('late', 'run', { n: 2 }));
+    expect(w.runs).toEqual(['1', '2', '2']);
+    await again.stop();
+    await other.stop();
+  });
+
+  test('a place that was kept comes first', async () => {
+    const w = serving(profile);
+    await w.open();
+    await w.say(ask('early', 'run', { n: 1 }));
+    const cursor = { load: async () => ({ since: 1 }), save: async () => {} };
+    const s = await w.start({ cursor, ledger: memoryLedger() });
+    await w.say(ask('late', 'run', { n: 2 }));
+    expect(w.runs).toEqual(['2']);
+    await s.stop();
+  });
+
+  test('is left where more stands than anybody can see', async () => {
+    const w = serving(profile);
+    await w.open();
+    for (let n = 1; n <= 51; n++) await w.say(ask(n, 'run', { n }));
+    const s = await w.start();
+    await w.say(ask('late', 'run', { n: 'late' }));
+    expect(w.runs).toEqual(['late']);
+    await s.stop();
+  });
+});
+
 describe.each(PROFILES)('answers, %s', (profile) => {
   test('ids go back with their type; results and errors by the specification', async () => {
     const w = serving(profile);
