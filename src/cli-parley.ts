@@ -5,19 +5,28 @@
  */
 import { createInterface } from 'node:readline';
 import { type Args, type Command, EXIT, json, KEY, print, shown, tell, Usage } from './cli-kit.ts';
-import { HttpRelay, Identity, Session } from './parley.ts';
+import { shownBase } from './http.ts';
+import { HttpRelay, Identity, Invite, Session } from './parley.ts';
+import { TechnocoreError } from './technocore-rpc.ts';
 
 /** How long a channel that is left has to tell the other end, ms. */
 const LEAVE_MS = 5000;
 
 const FLAGS = {
-  relay: { value: 'url', about: 'default: $PARLEY_RELAY, else https://parley.chat' },
   dir: { ...KEY['dir']!, about: 'an identity that stays, derived from the key there; default: a new one each time' },
   outcome: { value: 'text', about: 'how it is closed when the input ends; default: done' },
 };
 
-async function sessionOf(args: Args): Promise<Session> {
-  const relay = args.text('relay') ?? process.env['PARLEY_RELAY'] ?? 'https://parley.chat';
+/** The relay to use unless told otherwise. */
+const usualRelay = (): string => process.env['PARLEY_RELAY'] || 'https://parley.chat';
+
+/** The relay of a link. It names a host alone; what else there is to know, we know only of our usual one. */
+function relayOf({ relay: host }: Invite): string {
+  const usual = usualRelay();
+  return host === '' || host === new HttpRelay(usual).host ? usual : `https://${host}`;
+}
+
+async function sessionOf(args: Args, relay: string): Promise<Session> {
   const signer = args.text('dir') === undefined ? undefined : await args.signer();
   const identity = signer ? Identity.fromSeed(signer.derive('parley')) : Identity.generate();
   return new Session(identity, new HttpRelay(relay));
@@ -80,12 +89,21 @@ export const parleyCommands: Record<string, Command> = {
   'parley open': {
     args: '',
     about: 'opens a sealed channel, prints the link that lets one other in, and talks',
-    flags: { ...FLAGS, topic: { value: 'text', about: 'what it is about; the other side sees it' } },
-    more: 'Each line of the standard input is said; its end closes the channel. Whoever has the link can take the seat: send it by a way that nobody else reads.',
+    flags: {
+      relay: { value: 'url', about: 'default: $PARLEY_RELAY, else https://parley.chat' },
+      ...FLAGS,
+      topic: { value: 'text', about: 'what it is about; the other side sees it' },
+    },
+    more: `Each line of the standard input is said; its end closes the channel. Whoever has the link can take the seat: send it by a
+way that nobody else reads. Of the relay a link names the host alone, and https is taken for granted.`,
     async run(args) {
-      const session = await sessionOf(args);
+      const relay = (args.text('relay') ?? usualRelay()).replace(/\/+$/, '');
+      const session = await sessionOf(args, relay);
       const invite = await session.open(args.text('topic') ?? '', { signal: args.signal });
-      print(args.json ? json({ kind: 'link', link: invite.url() }, true) : invite.url());
+      const link = invite.url();
+      print(args.json ? json({ kind: 'link', link, relay: shownBase(relay) }, true) : link);
+      if (`https://${invite.relay}` !== relay && !args.json)
+        tell(`The link cannot say all of the relay’s address. The other side adds: --relay ${shownBase(relay)}`);
       return talk(args, session, input());
     },
   },
@@ -93,14 +111,29 @@ export const parleyCommands: Record<string, Command> = {
     args: '[link]',
     about: 'takes the seat that a link offers, and talks',
     words: [0, 1],
-    flags: FLAGS,
-    more: 'Without [link] the first line of the standard input is it: then it does not show in the list of processes.',
+    flags: {
+      relay: { value: 'url', about: 'default: the link’s, over https; of $PARLEY_RELAY when it has the same host' },
+      ...FLAGS,
+    },
+    more: `Without [link] the first line of the standard input is it: then it does not show in the list of processes. A link does
+not say that its relay is reached over http, or under a path: then --relay has to.`,
     async run(args) {
-      const session = await sessionOf(args);
       const from = input();
-      const link = args.words[0] ?? (await from.lines.next()).value;
-      if (typeof link !== 'string') throw new Usage('no link');
-      await session.join(link.trim(), { signal: args.signal });
+      let relay = args.text('relay');
+      let session: Session;
+      try {
+        const link = args.words[0] ?? (await from.lines.next()).value;
+        if (typeof link !== 'string') throw new Usage('no link');
+        const invite = Invite.parse(link.trim());
+        relay ??= relayOf(invite);
+        session = await sessionOf(args, relay);
+        await session.join(invite, { signal: args.signal });
+      } catch (cause) {
+        from.close();
+        const isGuessed = args.text('relay') === undefined && TechnocoreError.is(cause) && cause.code === 'unavailable';
+        if (isGuessed && !args.json) tell(`If ${shown(relay!)} is not its whole address: --relay http://…`);
+        throw cause;
+      }
       return talk(args, session, from);
     },
   },

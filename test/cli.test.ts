@@ -412,6 +412,23 @@ describe('parley', () => {
     expect(kinds.at(-1).text).toBe('agreed');
   });
 
+  test('a link leads to its relay, and what it cannot say of it is told on both sides', async () => {
+    const open = start(['parley', 'open', '--topic', 'here', '--relay', `${service.url}/`]);
+    await until(() => open.run.err.includes('\n'));
+    expect(open.run.err).toContain(`The other side adds: --relay ${service.url}\n`);
+    const link = open.run.out.trim();
+    const env = { PARLEY_RELAY: 'http://127.0.0.1:1' };
+    const guessed = await start(['parley', 'join', link], { env, input: '' }).done;
+    expect([guessed.code, guessed.out]).toEqual([4, '']);
+    const https = service.url.replace('http:', 'https:');
+    expect(guessed.err).toMatch(new RegExp(`If ${https} is not its whole address: --relay.*\nunavailable: ${https}`));
+    const told = start(['parley', 'join', link, '--relay', service.url, '--outcome', 'agreed'], { env });
+    await until(() => told.run.err.includes('about: here'));
+    told.child.stdin.end();
+    expect((await told.done).code).toBe(0);
+    expect((await open.done).out).toMatch(/closed: agreed\n$/);
+  });
+
   test('an end of the input that comes before the other side closes the channel', async () => {
     const open = start(['parley', 'open'], { input: 'one\ntwo\n' });
     await until(() => open.run.out.includes('\n'));
