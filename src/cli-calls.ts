@@ -3,10 +3,12 @@
  *
  * @module
  */
-import { mkdirSync } from 'node:fs';
-import { join, resolve } from 'node:path';
+import { mkdirSync, realpathSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { dirname, join, resolve } from 'node:path';
 import { text as textOf } from 'node:stream/consumers';
-import { pathToFileURL } from 'node:url';
+import { fileURLToPath, pathToFileURL } from 'node:url';
+import { askedBack } from './cli-ask.ts';
 import {
   type Args,
   type Command,
@@ -74,6 +76,19 @@ async function jsonFrom(word: string | undefined): Promise<Json | undefined> {
   return value as Json;
 }
 
+/** What to do about an answer that asks back. */
+function adviceFor(result: Json, to: string): string | undefined {
+  if (!isObject(result)) return undefined;
+  if (result['resultType'] === 'input_required')
+    return `It asks back. Who can answer: technocore-rpc tools ${shown(to)} …`;
+  const task = isObject(result['task']) ? result['task'] : result;
+  const { state } = isObject(task['status']) ? task['status'] : {};
+  const isAsking = typeof state === 'string' && /^(TASK_STATE_INPUT_REQUIRED|input-required)$/.test(state);
+  return isAsking
+    ? `The task asks back. Its answer is a message with the taskId ${shown(String(task['id']))}.`
+    : undefined;
+}
+
 // --- tools -------------------------------------------------------------------------------------------------------
 
 function printResult(args: Args, result: ToolResult): void {
@@ -128,9 +143,32 @@ function watched(handlers: Map<string, Handler>): Map<string, Handler> {
   return new Map([...handlers].map(([name, handler]) => [name, watch(name, handler)]));
 }
 
-/** What a module offers: its `methods` (a Map, or an object of functions), else each function that it exports. */
-async function offered(file: string): Promise<{ methods: Map<string, Handler>; tools: Map<string, Tool> }> {
-  const path = resolve(file);
+/** The command line itself of a copy of the package. */
+const cliIn = (root: string): string => realpathSync(join(root, 'dist', 'cli.js'));
+
+/**
+ * The command line of the copy of this package that a module imports, when it is not this one: what the module registers
+ * lies in that copy, and its classes are not ours.
+ */
+function cliOf(path: string): string | undefined {
+  try {
+    const its = cliIn(dirname(createRequire(path).resolve('technocore-rpc/package.json')));
+    return its === cliIn(fileURLToPath(new URL('..', import.meta.url))) ? undefined : its;
+  } catch {
+    // It can import none.
+    return undefined;
+  }
+}
+
+/**
+ * What a module offers: its `methods` (a Map, or an object of functions), else each function that it exports, and what it
+ * registers in ours.
+ */
+async function offered(
+  path: string,
+  file: string,
+): Promise<{ methods: Map<string, Handler>; tools: Map<string, Tool> }> {
+  const before = methods.size + tools.size;
   let module: Record<string, unknown>;
   try {
     module = await import(pathToFileURL(path).href);
@@ -141,12 +179,22 @@ async function offered(file: string): Promise<{ methods: Map<string, Handler>; t
   const entries = named instanceof Map ? [...named] : Object.entries(named as object);
   const own = entries.filter(([, value]) => typeof value === 'function') as [string, Handler][];
   const list = module['tools'];
-  if (own.length === 0 && !(list instanceof Map)) throw new Usage(`${file} exports neither functions nor tools`);
+  if (own.length === 0 && !(list instanceof Map) && methods.size + tools.size === before) {
+    throw new Usage(`${file} neither exports nor registers methods or tools`);
+  }
   return { methods: new Map([...methods, ...own]), tools: list instanceof Map ? list : tools };
 }
 
 async function served(args: Args): Promise<number> {
-  const { methods: handlers, tools: list } = await offered(args.words[0]!);
+  const file = args.words[0]!;
+  const path = resolve(file);
+  const its = cliOf(path);
+  if (its !== undefined) {
+    // It finds the same arguments, and leaves its exit code there.
+    await import(pathToFileURL(its).href);
+    return Number(process.exitCode);
+  }
+  const { methods: handlers, tools: list } = await offered(path, file);
   const allowed = args.all('allow');
   const stranger = allowed.find((did) => !isDid(did));
   if (stranger !== undefined) throw new Usage(`--allow takes a did:key, not ${JSON.stringify(stranger)}`);
@@ -206,6 +254,8 @@ export const callCommands: Record<string, Command> = {
       const o = { ...callOptions(args, signer), ...(retry !== undefined && { retry }) };
       const result = await waiting(`waiting for ${shown(to)}`, call<Json>(to, method, params, signer, o));
       print(json(result, args.json));
+      const advice = args.json ? undefined : adviceFor(result, to);
+      if (advice !== undefined) tell(advice);
       return EXIT.ok;
     },
   },
@@ -214,7 +264,9 @@ export const callCommands: Record<string, Command> = {
     about: 'the MCP tools of another agent, or what one of them gives',
     words: [1, 3],
     flags: CALL,
-    more: `[arguments] is a JSON object, - reads it from the standard input. Exit code ${EXIT.refused} when the tool failed.`,
+    more: `[arguments] is a JSON object, - reads it from the standard input. What the tool asks meanwhile
+is asked on the terminal. Exit code ${EXIT.refused} when the tool failed, or asked where there is no terminal or --json was said: then
+the question is printed.`,
     async run(args) {
       const [to = '', name, word] = args.words;
       const given = (await jsonFrom(word)) ?? {};
@@ -226,7 +278,10 @@ export const callCommands: Record<string, Command> = {
         printTools(args, await waiting(what, mcpListTools(to, signer, o)));
         return EXIT.ok;
       }
-      const result = await waiting(what, mcpCallTool(to, name, given as { [key: string]: Json }, signer, o));
+      const result = await waiting(
+        what,
+        mcpCallTool(to, name, given as { [key: string]: Json }, signer, { ...o, onInput: askedBack(args) }),
+      );
       printResult(args, result);
       return result.isError ? EXIT.refused : EXIT.ok;
     },
@@ -249,7 +304,9 @@ export const callCommands: Record<string, Command> = {
       },
       verbose: { about: 'tell on stderr of each call, and of what was refused or skipped' },
     },
-    more: `The module exports functions (params, context) => result; or \`methods\`, a Map or an object of them; or \`tools\`, a Map.
+    more: `The module exports functions (params, context) => result; or \`methods\`, a Map or an object of them; or \`tools\`, a Map;
+or it registers by \`methods.set\` and \`tool\` of technocore-rpc. A module that can import a copy of the package is served by
+that copy, wherever this command comes from.
 Prints the mailbox and the DID once it serves. Ctrl-C: what was begun is answered first; a second one ends it at once. Exit
 code ${EXIT.ok} when it had served, ${EXIT.interrupted} when it was not ready yet.`,
     run: served,

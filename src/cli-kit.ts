@@ -7,6 +7,7 @@
 import { existsSync } from 'node:fs';
 import { homedir } from 'node:os';
 import { join } from 'node:path';
+import { createInterface } from 'node:readline/promises';
 import { parseArgs } from 'node:util';
 import { toHex } from './bytes.ts';
 import { shownBase, transportOf } from './http.ts';
@@ -27,7 +28,7 @@ export const EXIT = {
   failed: 1,
   /** The arguments, before anything was done. */
   usage: 2,
-  /** An answer came, and it is an error, a tool that failed, or a signature that does not verify. */
+  /** An answer came, and it is an error, a tool that failed or asks back, or a signature that does not verify. */
   refused: 3,
   /** No answer in time, or no service: to be tried again. */
   noAnswer: 4,
@@ -246,13 +247,16 @@ export function json(value: unknown, isCompact: boolean): string {
 
 const lowHalf = (found: string): string => (found.length > 1 ? `\\u${found.charCodeAt(1).toString(16)}` : '');
 
+/** While a person is asked, nothing else is written to the terminal. */
+let isPrompting = false;
+
 /** Shows on a terminal, and nowhere else, that and how long something is waited for. */
 export async function waiting<T>(what: string, work: Promise<T>): Promise<T> {
   const { stderr } = process;
   if (!stderr.isTTY) return work;
   const begun = performance.now();
   const timer = setInterval(() => {
-    stderr.write(`\r\x1b[2K${what} … ${Math.round((performance.now() - begun) / 1000)} s`);
+    if (!isPrompting) stderr.write(`\r\x1b[2K${what} … ${Math.round((performance.now() - begun) / 1000)} s`);
   }, 1000);
   try {
     return await work;
@@ -264,6 +268,26 @@ export async function waiting<T>(what: string, work: Promise<T>): Promise<T> {
 
 /** Errors of ours that are about the arguments. They come before anything is done. */
 const WRONG_INPUT = /^(bad_(name|option|params|code|invite)|empty_text|frame_too_long)$/;
+
+/**
+ * What a person types, one line; undefined at the end of the input.
+ *
+ * @throws the signal's reason at Ctrl-C
+ */
+export async function prompted(args: Args, question: string): Promise<string | undefined> {
+  const { signal } = args;
+  const terminal = createInterface({ input: process.stdin, output: process.stderr });
+  // While a line is typed, Ctrl-C is a character like any other.
+  terminal.on('SIGINT', () => process.kill(process.pid, 'SIGINT'));
+  const ended = new Promise<undefined>((resolve) => terminal.once('close', () => resolve(undefined)));
+  isPrompting = true;
+  try {
+    return await Promise.race([terminal.question(question, { signal }), ended]);
+  } finally {
+    isPrompting = false;
+    terminal.close();
+  }
+}
 
 /** What went wrong, in one line, and the code to exit with. */
 export function failure(e: unknown, isJson: boolean): number {
@@ -277,7 +301,7 @@ export function failure(e: unknown, isJson: boolean): number {
   tell(
     isJson ? json({ code, message, reason, retryAfterMs, ...(rpc && { rpc }) }, true) : shown(`${code}: ${message}`),
   );
-  if (code === 'rpc') return EXIT.refused;
+  if (code === 'rpc' || code === 'input_required') return EXIT.refused;
   if (WRONG_INPUT.test(code)) return EXIT.usage;
   return /^(call_timeout|unavailable|rate_limited)$/.test(code) ? EXIT.noAnswer : EXIT.failed;
 }

@@ -4,7 +4,6 @@
  * @module
  */
 import { join, resolve } from 'node:path';
-import { createInterface } from 'node:readline/promises';
 import { RoomClientTransport, RoomServerTransport } from './bridge.ts';
 import type { Wire } from './bridge-handshake.ts';
 import { HttpBridge } from './bridge-http.ts';
@@ -21,6 +20,7 @@ import {
   keyHome,
   ownMailbox,
   print,
+  prompted,
   SERVICE,
   shown,
   tell,
@@ -241,15 +241,12 @@ async function targetOf(args: Args): Promise<Target> {
 }
 
 /** The code of `--pair`, typed where `-` stands for it. */
-async function codeFrom(text: string): Promise<string> {
+async function codeFrom(args: Args, text: string): Promise<string> {
   if (text !== '-') return normalCode(text);
   if (!process.stdin.isTTY) throw new Usage('--pair - asks for the code on a terminal');
-  const terminal = createInterface({ input: process.stdin, output: process.stderr });
-  try {
-    return normalCode(await terminal.question('Pairing code: '));
-  } finally {
-    terminal.close();
-  }
+  const typed = await prompted(args, 'Pairing code: ');
+  if (typed === undefined) throw new Usage('no pairing code');
+  return normalCode(typed);
 }
 
 async function connectOne(args: Args): Promise<number> {
@@ -263,7 +260,7 @@ async function connectOne(args: Args): Promise<number> {
   const onEvent = listener(args);
   const o = { ...args.patient(onEvent), replyTo };
   const typed = args.text('pair');
-  if (typed !== undefined) await pairWith(await codeFrom(typed), mailbox, signer, pairs, o);
+  if (typed !== undefined) await pairWith(await codeFrom(args, typed), mailbox, signer, pairs, o);
   const paired = (await pairs.serverOf(mailbox))?.did;
   const peer = target.peer ?? paired;
   const connect = (): Wire => new RoomClientTransport(mailbox, signer, { ...o, ...(peer !== undefined && { peer }) });

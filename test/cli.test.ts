@@ -1,6 +1,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { existsSync } from 'node:fs';
-import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { cp, mkdir, mkdtemp, readFile, rm, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test, vi } from 'vitest';
@@ -355,6 +356,103 @@ describe('calls', () => {
     server.child.kill('SIGINT');
     expect(await waits.done).toMatchObject({ code: 0, out: '"done after all"\n' });
     expect((await server.done).code).toBe(0);
+  });
+});
+
+describe('what is asked back', () => {
+  const MODULE = `
+    import { methods, tool } from 'technocore-rpc';
+    tool('hello', 'Greets.', { type: 'object' }, async (_, { elicit }) => {
+      const properties = {
+        name: { type: 'string', title: 'Your name' },
+        age: { type: 'integer' },
+        colour: { enum: ['red', 'blue'], description: 'of the paint', default: 'red' },
+        extra: { type: 'boolean' },
+      };
+      const requestedSchema = { type: 'object', properties, required: ['name', 'age'] };
+      const { action, content } = await elicit('who', { message: 'Who are\\u001b[2J you?', requestedSchema });
+      return action + ' ' + JSON.stringify(content);
+    });
+    methods.set('SendMessage', () => ({ task: { id: 't-1', status: { state: 'TASK_STATE_INPUT_REQUIRED' } } }));
+  `;
+  const ROOT = new URL('..', import.meta.url).pathname;
+  const caller = seeded(42);
+
+  /** A server of that module in a project of its own. */
+  async function served(name: string, install: (modules: string) => Promise<unknown>) {
+    const project = join(home, `${name}-${Date.now()}`);
+    await mkdir(join(project, 'node_modules'), { recursive: true });
+    await install(join(project, 'node_modules'));
+    await writeFile(join(project, 'offer.mjs'), MODULE);
+    const server = start(['serve', join(project, 'offer.mjs')], { env: { SIGN_SEED: project } });
+    await until(() => server.run.out.split('\n').length === 3 || server.run.code !== null);
+    return { server, mailbox: server.run.out.split('\n')[0]! };
+  }
+
+  const link = (modules: string): Promise<void> => symlink(ROOT, join(modules, 'technocore-rpc'));
+  const copy = async (modules: string): Promise<void> => {
+    const own = join(modules, 'technocore-rpc');
+    await cp(join(ROOT, 'dist'), join(own, 'dist'), { recursive: true });
+    await cp(join(ROOT, 'package.json'), join(own, 'package.json'));
+    for (const name of ['@noble', '@cfworker']) await symlink(join(ROOT, 'node_modules', name), join(modules, name));
+  };
+
+  test.each([
+    ['the same copy of the package', link],
+    ['a copy of its own', copy],
+  ])('a module that registers with %s is served; what it asks is told', async (name, install) => {
+    const { server, mailbox } = await served(name.replaceAll(' ', '-'), install);
+    const ask = (...args: string[]) => start(args, { env: caller.env, input: '' }).done;
+    expect((await ask('tools', mailbox)).out).toMatch(/^hello {2}Greets\.$/m);
+    const plain = await ask('tools', mailbox, 'hello');
+    expect([plain.code, plain.out]).toEqual([3, '']);
+    expect(plain.err).toMatch(
+      /^input_required: .*: Who are \[2J you\?; Your name \(string\); age \(integer\); colour \(of the paint; one of red, blue\); extra/,
+    );
+    const machine = await ask('tools', mailbox, 'hello', '{}', '--json');
+    expect(machine.code).toBe(3);
+    expect(JSON.parse(machine.out).inputRequired).toMatchObject({ requestedSchema: { required: ['name', 'age'] } });
+    expect(await ask('call', mailbox, 'SendMessage')).toMatchObject({
+      code: 0,
+      err: expect.stringMatching(/taskId t-1/),
+    });
+    server.child.kill('SIGINT');
+    expect((await server.done).code).toBe(0);
+  });
+
+  // As above.
+  test.skipIf(!existsSync('/usr/bin/script'))('a person answers on a terminal', async () => {
+    const { server, mailbox } = await served('asked', link);
+    const command = [process.execPath, CLI, 'tools', mailbox, 'hello'].map((word) => `'${word}'`).join(' ');
+    const env = { ...process.env, ...caller.env, TECHNOCORE_URL: service.url, HOME: home };
+    /** Types each line when it is asked for. */
+    const answer = async (lines: [string, string][]): Promise<string> => {
+      const terminal = spawn('script', ['-qec', command, '/dev/null'], { env, stdio: ['pipe', 'pipe', 'inherit'] });
+      children.add(terminal);
+      let seen = '';
+      terminal.stdout.on('data', (part) => (seen += part));
+      for (const [question, line] of lines) {
+        await until(() => seen.split('Who are').at(-1)!.includes(question));
+        seen += 'Who are';
+        terminal.stdin.write(line);
+      }
+      const [code] = await once(terminal, 'close');
+      children.delete(terminal);
+      return `${seen}\ncode ${code}`;
+    };
+    const given = await answer([
+      ['Your name', 'Ada\n'],
+      ['age (integer):', 'old\n'],
+      ['age (integer):', '36\n'],
+      ['[red]:', '\n'],
+      ['[leave out]:', '\n'],
+    ]);
+    expect(given).toMatch(/That cannot be taken[\s\S]*accept {"name":"Ada","age":36,"colour":"red"}/);
+    expect(given).not.toContain('\u001b[2J you');
+    expect(await answer([['Your name', '\u0004']])).toMatch(/decline/);
+    expect(await answer([['Your name', '\u0003']])).toMatch(/code 130/);
+    server.child.kill('SIGINT');
+    await server.done;
   });
 });
 

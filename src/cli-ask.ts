@@ -1,0 +1,116 @@
+/**
+ * The command line: what another agent asks back, answered by the person at the terminal. Where there is none, or a script
+ * reads along, it is told what was asked.
+ *
+ * @module
+ */
+import { type Args, json, print, prompted, shown, tell } from './cli-kit.ts';
+import { isObject, type Json } from './frames.ts';
+import { type ElicitResult, type InputHandlers, TechnocoreError } from './technocore-rpc.ts';
+
+type Schema = { [member: string]: Json };
+
+const schemaIn = (value: unknown): Schema => (isObject(value) ? (value as Schema) : {});
+const textIn = (value: unknown): string | undefined => (typeof value === 'string' ? shown(value) : undefined);
+
+/** Answers to the questions of a tool. */
+export function askedBack(args: Args): InputHandlers {
+  const isAnswered = process.stdin.isTTY === true && process.stderr.isTTY === true && !args.json;
+  const answers =
+    (ask: (args: Args, params: Schema) => Promise<ElicitResult>) =>
+    (params: unknown): Promise<ElicitResult> =>
+      isAnswered ? ask(args, schemaIn(params)) : unanswered(args, schemaIn(params));
+  return { elicit: answers(askForm), elicitUrl: answers(askPage) };
+}
+
+/** @throws TechnocoreError `input_required`, with what was asked */
+async function unanswered(args: Args, params: Schema): Promise<never> {
+  if (args.json) print(json({ inputRequired: params }, true));
+  const { message, url, requestedSchema } = params;
+  const what = [
+    textIn(message) ?? '',
+    ...[textIn(url) ?? []].flat(),
+    ...Object.entries(schemaIn(schemaIn(requestedSchema)['properties'])).map(([name, of]) => labelOf(name, of)),
+  ].join('; ');
+  throw new TechnocoreError('input_required', `the tool asks, and only a terminal can answer: ${what}`);
+}
+
+// --- forms -------------------------------------------------------------------------------------------------------
+
+async function askForm(args: Args, { message, requestedSchema }: Schema): Promise<ElicitResult> {
+  const { properties, required } = schemaIn(requestedSchema);
+  tell(`\nThe tool asks: ${textIn(message) ?? ''}\nAnswer no stranger with a secret. Ctrl-D declines.`);
+  const fields = Object.entries(schemaIn(properties));
+  if (fields.length === 0) return { action: await agreed(args), content: {} };
+  const content: [name: string, value: Json][] = [];
+  for (const [name, of] of fields) {
+    const isNeeded = Array.isArray(required) && required.includes(name);
+    const value = await askField(args, name, schemaIn(of), isNeeded);
+    if (value === undefined) return { action: 'decline' };
+    if (value.given !== undefined) content.push([name, value.given]);
+  }
+  return { action: 'accept', content: Object.fromEntries(content) };
+}
+
+async function askPage(args: Args, { message, url }: Schema): Promise<ElicitResult> {
+  tell(`\nThe tool asks you to visit a page: ${textIn(message) ?? ''}\n${textIn(url) ?? ''}`);
+  return { action: await agreed(args) };
+}
+
+async function agreed(args: Args): Promise<'accept' | 'decline'> {
+  return TRUE.test((await prompted(args, 'Agree? (y/n) ')) ?? '') ? 'accept' : 'decline';
+}
+
+const TRUE = /^\s*(y|yes|true)\s*$/i;
+const FALSE = /^\s*(n|no|false)\s*$/i;
+
+/** The values that a field can have, if they are listed. */
+function optionsOf({ enum: values, oneOf, anyOf }: Schema): Json[] | undefined {
+  const titled = oneOf ?? anyOf;
+  if (Array.isArray(values)) return values;
+  return Array.isArray(titled) ? titled.map((one) => schemaIn(one)['const'] ?? null) : undefined;
+}
+
+/** What a field is called, and what it takes. */
+function labelOf(name: string, of: Json): string {
+  const { title, description, type, items, ...rest } = schemaIn(of);
+  const options = optionsOf(type === 'array' ? schemaIn(items) : rest);
+  const several = type === 'array' ? ', several with commas' : '';
+  const takes = options ? `one of ${options.map((option) => shown(String(option))).join(', ')}` : textIn(type);
+  const about = [textIn(description) ?? [], takes === undefined ? [] : `${takes}${several}`].flat();
+  return `${textIn(title) ?? shown(name)}${about.length > 0 ? ` (${about.join('; ')})` : ''}`;
+}
+
+/** One value; `given` is undefined when the field is left out, and the whole is when the person declines. */
+async function askField(
+  args: Args,
+  name: string,
+  of: Schema,
+  isNeeded: boolean,
+): Promise<{ given?: Json } | undefined> {
+  const usual = of['default'];
+  const otherwise = usual !== undefined ? ` [${shown(String(usual))}]` : isNeeded ? '' : ' [leave out]';
+  for (;;) {
+    const line = await prompted(args, `${labelOf(name, of)}${otherwise}: `);
+    if (line === undefined) return undefined;
+    if (line.trim() === '' && (usual !== undefined || !isNeeded)) return usual === undefined ? {} : { given: usual };
+    const given = valueFrom(line, of);
+    if (given !== undefined) return { given };
+    tell('That cannot be taken.');
+  }
+}
+
+/** What a line says in a field; undefined when it cannot be meant. */
+function valueFrom(line: string, of: Schema): Json | undefined {
+  const text = line.trim();
+  if (of['type'] === 'array') {
+    const each = text.split(',').map((part) => valueFrom(part, schemaIn(of['items'])));
+    return each.some((value) => value === undefined) ? undefined : (each as Json[]);
+  }
+  const options = optionsOf(of);
+  if (options) return options.find((option) => String(option) === text);
+  if (of['type'] === 'boolean') return TRUE.test(text) ? true : FALSE.test(text) ? false : undefined;
+  if (of['type'] !== 'number' && of['type'] !== 'integer') return line;
+  const n = text === '' ? Number.NaN : Number(text);
+  return Number.isFinite(n) && (of['type'] === 'number' || Number.isInteger(n)) ? n : undefined;
+}
