@@ -3,7 +3,7 @@
  *
  * @module
  */
-import { mkdirSync, realpathSync } from 'node:fs';
+import { mkdirSync, readFileSync, realpathSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { dirname, join, resolve } from 'node:path';
 import { text as textOf } from 'node:stream/consumers';
@@ -143,17 +143,16 @@ function watched(handlers: Map<string, Handler>): Map<string, Handler> {
   return new Map([...handlers].map(([name, handler]) => [name, watch(name, handler)]));
 }
 
-/** The command line itself of a copy of the package. */
-const cliIn = (root: string): string => realpathSync(join(root, 'dist', 'cli.js'));
-
 /**
  * The command line of the copy of this package that a module imports, when it is not this one: what the module registers
  * lies in that copy, and its classes are not ours.
  */
 function cliOf(path: string): string | undefined {
   try {
-    const its = cliIn(dirname(createRequire(path).resolve('technocore-rpc/package.json')));
-    return its === cliIn(fileURLToPath(new URL('..', import.meta.url))) ? undefined : its;
+    const manifest = createRequire(path).resolve('technocore-rpc/package.json');
+    const { bin } = JSON.parse(readFileSync(manifest, 'utf8'));
+    const its = realpathSync(join(dirname(manifest), bin['technocore-rpc']));
+    return dirname(its) === dirname(realpathSync(fileURLToPath(import.meta.url))) ? undefined : its;
   } catch {
     // It can import none.
     return undefined;

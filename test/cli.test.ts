@@ -8,6 +8,7 @@ import { afterAll, beforeAll, describe, expect, test, vi } from 'vitest';
 import { Args } from '../src/cli-kit.ts';
 import { createLocalService, type Listening } from '../src/local.ts';
 import { Signer, say, Unavailable } from '../src/technocore-rpc.ts';
+import { buildBundles } from './build.ts';
 import { FREE, until } from './support.ts';
 
 // The command line as scripts and people use it: processes of their own, against an embedded service.
@@ -378,6 +379,8 @@ describe('what is asked back', () => {
   const ROOT = new URL('..', import.meta.url).pathname;
   const caller = seeded(42);
 
+  beforeAll(buildBundles);
+
   /** A server of that module in a project of its own. */
   async function served(name: string, install: (modules: string) => Promise<unknown>) {
     const project = join(home, `${name}-${Date.now()}`);
@@ -386,6 +389,7 @@ describe('what is asked back', () => {
     await writeFile(join(project, 'offer.mjs'), MODULE);
     const server = start(['serve', join(project, 'offer.mjs')], { env: { SIGN_SEED: project } });
     await until(() => server.run.out.split('\n').length === 3 || server.run.code !== null);
+    expect(server.run.err).toBe('');
     return { server, mailbox: server.run.out.split('\n')[0]! };
   }
 
