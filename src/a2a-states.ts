@@ -37,7 +37,8 @@ export const wordOf = (state: A2AState): string => state.slice(PREFIX.length).to
 /** The state that a text names in either spelling; undefined when it names none. */
 export function stateOf(text: unknown): A2AState | undefined {
   if (STATES.has(text)) return text as A2AState;
-  const state = `${PREFIX}${String(text).toUpperCase().replace('-', '_')}`;
+  if (typeof text !== 'string') return undefined;
+  const state = `${PREFIX}${text.toUpperCase().replace('-', '_')}`;
   return STATES.has(state) && wordOf(state as A2AState) === text ? (state as A2AState) : undefined;
 }
 

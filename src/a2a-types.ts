@@ -286,19 +286,25 @@ export const isTask03: Check<A2ATaskView> = isShaped(
   { id: isText, contextId: isText, status: isStatus03 },
   { artifacts: isList(isArtifact03), history: isList(isMessage03), metadata: isMap },
 );
-const ITEMS03: Record<string, [keyof A2AItem, Check<unknown>]> = {
-  task: ['task', isTask03],
-  message: ['message', isMessage03],
-  'status-update': ['statusUpdate', isShaped({ ...OF_TASK, status: isStatus03 }, { metadata: isMap })],
-  'artifact-update': [
-    'artifactUpdate',
-    isShaped({ ...OF_TASK, artifact: isArtifact03 }, { append: isFlag, lastChunk: isFlag, metadata: isMap }),
+const ITEMS03: ReadonlyMap<unknown, [keyof A2AItem, Check<unknown>]> = new Map<
+  unknown,
+  [keyof A2AItem, Check<unknown>]
+>([
+  ['task', ['task', isTask03]],
+  ['message', ['message', isMessage03]],
+  ['status-update', ['statusUpdate', isShaped({ ...OF_TASK, status: isStatus03 }, { metadata: isMap })]],
+  [
+    'artifact-update',
+    [
+      'artifactUpdate',
+      isShaped({ ...OF_TASK, artifact: isArtifact03 }, { append: isFlag, lastChunk: isFlag, metadata: isMap }),
+    ],
   ],
-};
+]);
 /** An item of version 0.3, told by its `kind`; as one of version 1.0. */
 export const isItem03: Check<A2AItem> = (value, at) => {
-  const [name, check] = ITEMS03[String(isMap(value, at)['kind'])] ?? [];
-  if (!name || !check) throw new Misfit(`${at}.kind`, `must be one of ${Object.keys(ITEMS03).join(', ')}`);
+  const [name, check] = ITEMS03.get(isMap(value, at)['kind']) ?? [];
+  if (!name || !check) throw new Misfit(`${at}.kind`, `must be one of ${[...ITEMS03.keys()].join(', ')}`);
   return { [name]: check(value, at) };
 };
 

@@ -83,7 +83,7 @@ export class Changes {
   }
 
   unfollow(uri: unknown): void {
-    if (this.#followed.delete(String(uri))) this.#listen();
+    if (this.#followed.delete(uri as string)) this.#listen();
   }
 
   /** The former subscription ends when this one stands. */

@@ -80,7 +80,7 @@ export class ParamHeaders {
   /** @throws RpcError -32020 a header is missing, ill-formed, or not what the arguments say */
   check(header: Header, message: JsonObject): void {
     const params = objectIn(message, 'params');
-    const mirrored = message['method'] === 'tools/call' ? this.#tools.get(String(params['name'])) : undefined;
+    const mirrored = message['method'] === 'tools/call' ? this.#tools.get(params['name'] as string) : undefined;
     for (const [name, path] of mirrored ?? []) {
       let value: Json | undefined = params['arguments'];
       for (const step of path)
@@ -91,11 +91,14 @@ export class ParamHeaders {
       if (!isThere) throw mismatch(`Mcp-Param-${name} stands for no argument`);
       if (given === undefined) throw mismatch(`Mcp-Param-${name} is missing`);
       const text = decoded(given);
-      const isSame = typeof value === 'number' ? text?.trim() !== '' && Number(text) === value : text === String(value);
-      if (!isSame) throw mismatch(`Mcp-Param-${name} is not the argument`);
+      const isSame = typeof value === 'number' ? text?.trim() !== '' && Number(text) === value : text === textOf(value);
+      if (text === undefined || !isSame) throw mismatch(`Mcp-Param-${name} is not the argument`);
     }
   }
 }
+
+/** A value as a header shows it; what is no text, number or truth value has no such text. */
+const textOf = (value: Json | undefined): string | undefined => (typeof value === 'object' ? undefined : String(value));
 
 /** The annotated properties that a chain of `properties` leads to. */
 function collect(schema: JsonObject, path: string[], into: Mirrored): void {

@@ -100,7 +100,8 @@ export class Listeners {
   changed(method: string, { _meta, ...params }: JsonObject): void {
     const { uri } = params;
     // What is told of may be a part of what is followed.
-    const isOf = (one: string): boolean => uri === one || `${uri}`.startsWith(one.endsWith('/') ? one : `${one}/`);
+    const isOf = (one: string): boolean =>
+      uri === one || (typeof uri === 'string' && uri.startsWith(one.endsWith('/') ? one : `${one}/`));
     for (const [id, { methods, uris }] of this.#all) {
       const followed = method === 'notifications/resources/updated' ? [...uris].find(isOf) : undefined;
       const isTooMuch = this.#due.size >= MAX_DUE;

@@ -171,8 +171,12 @@ function framesOf(channel: ChannelID, text: string): Frame[] {
   // Exact integers arrive as strings, so a seq that came as a string must be told by its quotes.
   if (!Array.isArray(frames) || /"seq"\s*:\s*"/.test(text)) throw unreadable();
   return frames.map((frame: unknown) => {
-    const { seq, type, payload } = (isObject(frame) ? frame : {}) as { seq?: string; type?: number; payload?: string };
-    const bytes = fromBase64(String(payload ?? ''));
+    const { seq, type, payload } = (isObject(frame) ? frame : {}) as {
+      seq?: unknown;
+      type?: unknown;
+      payload?: unknown;
+    };
+    const bytes = typeof (payload ?? '') === 'string' ? fromBase64((payload ?? '') as string) : undefined;
     if (typeof seq !== 'string' || !/^\d{1,20}$/.test(seq) || typeof type !== 'number' || !bytes) throw unreadable();
     return { channel, seq: BigInt(seq), type, payload: bytes };
   });
