@@ -237,10 +237,10 @@ export const callCommands: Record<string, Command> = {
     words: [2, 3],
     flags: {
       ...CALL,
-      retry: { value: 'times', about: 'ask again so often within the time; default: 0' },
+      retry: { value: 'times', about: 'how many times more it is asked within the time; default: 0' },
       notify: { about: 'send it as a notification: no answer, and none is waited for' },
     },
-    more: `<to> is a mailbox or a DID; [params] is JSON, - reads it from the standard input. Exit code ${EXIT.refused} when the answer is an error.`,
+    more: `<to> is a mailbox or a DID; [params] is JSON, like '{"a":1}', - reads it from the standard input. Exit code ${EXIT.refused} when the answer is an error.`,
     async run(args) {
       const [to = '', method = '', word] = args.words;
       const params = await jsonFrom(word);

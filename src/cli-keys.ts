@@ -12,6 +12,7 @@ export const keyCommands: Record<string, Command> = {
     args: '',
     about: 'a new key: its seed and DID; with --dir a directory that never shows the seed',
     flags: { dir: { value: 'directory', about: 'make the key there; a key that is there already stays' } },
+    more: 'A seed goes into $SIGN_SEED; a directory is named with --dir, but for ~/.technocore, which is used anyway.',
     async run(args) {
       const dir = args.text('dir');
       if (dir !== undefined) {
@@ -32,7 +33,7 @@ export const keyCommands: Record<string, Command> = {
     args: '',
     about: 'the DID of a key',
     flags: KEY,
-    more: '$SIGN_SEED holds 64 hex digits, the seed, or a passphrase.',
+    more: '$SIGN_SEED holds a seed, 64 hex digits, or any other text: a passphrase, whose SHA-256 is the seed. Here no key is made.',
     async run(args) {
       const dir = args.text('dir');
       // Looking must not make a key.

@@ -71,7 +71,7 @@ export const SERVICE: Record<string, Flag> = {
 
 /** Flags of whatever signs. */
 export const KEY: Record<string, Flag> = {
-  dir: { value: 'directory', about: 'the key; default: the one of $SIGN_SEED, else of ~/.technocore' },
+  dir: { value: 'directory', about: 'where the key is, made at first use; default: $SIGN_SEED, else ~/.technocore' },
 };
 
 /** How soon it is said again that a service does not answer, and how late at most, ms. */
@@ -79,7 +79,7 @@ const OUTAGE_MS = [10_000, 600_000] as const;
 
 const ALL: Record<string, Flag> = {
   json: { about: 'one JSON text a line instead of words, for scripts' },
-  help: { about: 'this' },
+  help: { about: 'shows this; -h does too' },
 };
 
 // --- arguments ---------------------------------------------------------------------------------------------------
@@ -315,8 +315,8 @@ export function helpOf(name: string, { args, about, flags, more }: Command): str
   const all = Object.entries({ ...flags, ...ALL }).filter(([, flag]) => !flag.hidden);
   const width = Math.max(...all.map(([flag, of]) => flagUsage(flag, of).length));
   const lines = all.map(([flag, of]) => `  ${flagUsage(flag, of).padEnd(width)}  ${of.about}`);
-  const usage = `technocore-rpc ${name} ${args}`.trim();
-  return `Usage: ${usage} [options]\n\n${about}\n${more === undefined ? '' : `\n${more}\n`}\n${lines.join('\n')}`;
+  const usage = `technocore-rpc ${name} [options] ${args}`.trim();
+  return `Usage: ${usage}\n\n${about}\n${more === undefined ? '' : `\n${more}\n`}\n${lines.join('\n')}`;
 }
 
 /**
@@ -332,6 +332,11 @@ export function overview(commands: Record<string, Command>, group = ''): string 
 
 ${lines.join('\n')}
 
-Each command has its own --help. Exit codes: ${EXIT.ok} done, ${EXIT.failed} failed, ${EXIT.usage} wrong arguments, ${EXIT.refused} the answer is an
-error or a bad signature, ${EXIT.noAnswer} no answer in time or no service, ${EXIT.interrupted} interrupted before it was done.`;
+Each command has its own --help.
+
+Environment: TECHNOCORE_URL is the service; SIGN_SEED the key, as a seed of 64 hex digits or else a passphrase of any
+other form; PARLEY_RELAY the relay of parley.
+
+Exit codes: ${EXIT.ok} done, ${EXIT.failed} failed, ${EXIT.usage} wrong arguments, ${EXIT.refused} the answer is an error, a question or a bad signature,
+${EXIT.noAnswer} no answer in time or no service, ${EXIT.interrupted} interrupted before it was done.`;
 }

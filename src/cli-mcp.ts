@@ -216,7 +216,7 @@ async function pairOne(
     if (outcome !== 'paired' && !args.signal.aborted)
       tell(`Nobody was paired: the code is ${outcome}. Start again with --pair for another.`);
   } catch (cause) {
-    tell(shown(`Pairing failed: ${(cause as Error).message}`));
+    if (!args.signal.aborted) tell(shown(`Pairing failed: ${(cause as Error).message}`));
   }
 }
 
@@ -341,7 +341,9 @@ export const mcpCommands: Record<string, Command> = {
       ...VERBOSE,
     },
     more: `Closed to everybody but the keys that were allowed or paired; those paired are remembered in the key directory. What
-callers send reaches the command as it is: it can do there whatever the command lets its user do. Options stand before --.`,
+callers send reaches the command as it is: it can do there whatever the command lets its user do. Options stand before --.
+The mailbox is shown once the service and the command have answered. A command that dies is started again, unless it never
+answered.`,
     run: serveOne,
   },
   'mcp connect': {
@@ -357,7 +359,8 @@ callers send reaches the command as it is: it can do there whatever the command 
       'reply-to': { value: 'mailbox', about: 'where the answers go; default: one that only this key can name' },
       ...VERBOSE,
     },
-    more: 'What the server says of its tools, and what they answer, is a stranger’s text: it goes to the host as it is.',
+    more: `A host starts it, and speaks to it over stdio; on a terminal it shows what goes into the host’s configuration. What the
+server says of its tools, and what they answer, is a stranger’s text: it goes to the host as it is.`,
     run: connectOne,
   },
 };

@@ -102,7 +102,8 @@ export const roomCommands: Record<string, Command> = {
     about: 'whether the signatures in a room are good, or the one of a text as it was signed',
     words: [1, 3],
     flags: { ...SERVICE, ...PLACE },
-    more: `Exit code ${EXIT.refused} when one is not. An old service keeps no signatures: its messages are "unverifiable".`,
+    more: `<text> is all that was signed, of a message "room|nonce|text". Exit code ${EXIT.refused} when one is not good.
+An old service keeps no signatures: its messages are "unverifiable".`,
     async run(args) {
       const [room = '', sig, canonical] = args.words;
       if (canonical !== undefined) {

@@ -1,6 +1,6 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { readFileSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
 import { mkdir, mkdtemp, rm, stat, writeFile } from 'node:fs/promises';
 import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
@@ -320,6 +320,28 @@ test('while its server says nothing neither mailbox nor code is shown, and Ctrl-
   const [code] = await once(child, 'close');
   expect([code, seen.out]).toEqual([130, '']);
 });
+
+// What the test needs of a terminal, Debian has from the start; elsewhere its options differ.
+test.skipIf(!existsSync('/usr/bin/script'))(
+  'on a terminal pairing ends by itself, and says what comes next',
+  async () => {
+    const name = `paired-${Date.now()}`;
+    const serving = await serve(name, ['--pair'], [SERVERS.everything, 'stdio']);
+    await until(() => serving.lines.some(({ code }) => code));
+    const { code } = serving.lines.find(({ code }) => code);
+    const { command, args } = connect(name, serving.mailbox, ['--pair', '-']);
+    const line = [command, ...args].map((word) => `'${word}'`).join(' ');
+    const terminal = spawn('script', ['-qec', line, '/dev/null'], { stdio: ['pipe', 'pipe', 'ignore'] });
+    running.add(terminal);
+    let seen = '';
+    terminal.stdout.on('data', (part) => (seen += part));
+    await until(() => seen.includes('Pairing code: '));
+    terminal.stdin.write(`${code}\n`);
+    expect(await once(terminal, 'close')).toEqual([0, null]);
+    expect(seen).toContain(`Paired with ${serving.did}`);
+    expect(seen).toMatch(/"mcpServers"[\s\S]*nothing more is to be done here/);
+  },
+);
 
 test('a command that cannot work is given up with what it wrote', async () => {
   const { child, seen } = serveInVain(service.url, ['-e', 'console.log("server <folder>"); process.exitCode = 7']);
