@@ -143,6 +143,9 @@ function watched(handlers: Map<string, Handler>): Map<string, Handler> {
   return new Map([...handlers].map(([name, handler]) => [name, watch(name, handler)]));
 }
 
+/** After which a module that is still being loaded is likely to wait for something that does not come, ms. */
+const LOADING_MS = 3000;
+
 /**
  * The command line of the copy of this package that a module imports, when it is not this one: what the module registers
  * lies in that copy, and its classes are not ours.
@@ -169,10 +172,17 @@ async function offered(
 ): Promise<{ methods: Map<string, Handler>; tools: Map<string, Tool> }> {
   const before = methods.size + tools.size;
   let module: Record<string, unknown>;
+  const late = setTimeout(
+    () =>
+      tell(`${file} is still being loaded; it must not serve by itself, but export or register what is to be served`),
+    LOADING_MS,
+  );
   try {
     module = await import(pathToFileURL(path).href);
   } catch (e) {
     throw new Usage(`${file} cannot be loaded: ${(e as Error).message}`);
+  } finally {
+    clearTimeout(late);
   }
   const named = module['methods'] ?? module;
   const entries = named instanceof Map ? [...named] : Object.entries(named as object);

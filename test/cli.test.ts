@@ -460,6 +460,14 @@ describe('what is asked back', () => {
   });
 });
 
+test('of a module that serves by itself, and so is never loaded, it is said what is wrong', async () => {
+  await writeFile(join(home, 'waits.mjs'), 'setInterval(() => {}, 1000); await new Promise(() => {});');
+  const { run, child, done } = start(['serve', join(home, 'waits.mjs')]);
+  await until(() => run.err.includes('must not serve by itself'));
+  child.kill('SIGINT');
+  expect((await done).out).toBe('');
+});
+
 test('serve says that no service is there, and when it ends before it was ready, that is no good end', async () => {
   await writeFile(join(home, 'one.mjs'), 'export const one = () => 1;');
   const { run, child, done } = start(['serve', join(home, 'one.mjs'), '--base', 'http://127.0.0.1:1']);
