@@ -1,10 +1,14 @@
 import { describe, expect, test } from 'vitest';
 import { a2aAgent } from '../src/a2a-agent.ts';
 import { a2aGet, a2aList, a2aSend, a2aStream } from '../src/a2a-call.ts';
+import { call } from '../src/call.ts';
 import { createDispatcher, type Handler } from '../src/dispatch.ts';
 import { TechnocoreError } from '../src/errors.ts';
+import { publishIdentity } from '../src/identity.ts';
 import { defineTool } from '../src/mcp.ts';
 import { mcpCallTool, mcpDiscover, mcpListTools } from '../src/mcp-client.ts';
+import { setNote } from '../src/notes.ts';
+import { read } from '../src/rooms.ts';
 import { Random } from './sim/random.ts';
 import { echoing, signer, world } from './support.ts';
 import { settled } from './virtual-clock.ts';
@@ -178,5 +182,108 @@ describe.each([1, 2])('hostile values, seed %i', (seed) => {
     await Promise.all(open);
     expect(faults).toEqual([]);
     unpolluted();
+  });
+});
+
+describe('servers set upon each other, and on themselves', () => {
+  test('write no more than they were asked for, and go on', async () => {
+    const w = world();
+    const eve = signer(9);
+    const [one, two, both] = ['mb-p-hostile-one', 'mb-p-hostile-two', 'mb-p-hostile-both'];
+    const methods = new Map<string, Handler>([
+      [
+        'echo',
+        ({ n }, { notify }) => {
+          // What a caller aims at another server is a notification to it, of ours.
+          notify('echo', { n });
+          return n;
+        },
+      ],
+    ]);
+    const servers = [];
+    for (const [i, mailbox] of [one, two, both, both].entries()) {
+      servers.push(
+        await echoing({ ...w, o: { ...w.o, fetch: w.service.client(`${i}`) } }, mailbox, signer(i + 1), { methods }),
+      );
+    }
+    // A record of its own that names a mailbox of theirs.
+    await w.run(publishIdentity(eve, { mailbox: both }, w.o));
+    const boxes = [one, two, both];
+    for (const box of boxes) {
+      for (const reply of [...boxes, undefined]) {
+        const params = { n: 1, ...(reply && { _meta: { 'chat.technocore/reply': reply } }) };
+        const ask = { jsonrpc: '2.0', id: `${box} ${reply}`, method: 'echo', params };
+        const frames = [
+          ask,
+          [ask, { jsonrpc: '2.0', id: 1, result: 1 }, 7],
+          { jsonrpc: '2.0', id: 2, error: { code: 1, message: 'x' } },
+        ];
+        for (const frame of frames) await w.run(eve.say(box, JSON.stringify(frame), w.o));
+      }
+    }
+    const count = async (): Promise<number> => {
+      let messages = 0;
+      for (const box of boxes) messages += (await w.run(read(box, { ...w.o, limit: 200 }))).lastSeq;
+      return messages;
+    };
+    await w.clock.advance(120_000);
+    const settledAt = await count();
+    // Of the 36 lines that eve wrote hardly any asks for more than a line or two, though two servers read one box.
+    expect(settledAt).toBeLessThan(4 + 36 + 4 * 36);
+    await w.clock.advance(300_000);
+    expect(await count()).toBe(settledAt);
+    // They go on as if nothing had been.
+    expect(await w.run(call(one, 'echo', { n: 5 }, signer(11), { ...w.o, replyTo: 'mb-p-hostile-me' }))).toBe(5);
+    for (const { stop } of servers) stop();
+    await w.run(Promise.all(servers.map(({ ended }) => ended)));
+  });
+
+  test('whose notes are changed under their feet go on, and what they put there is read right or not at all', async () => {
+    const w = world();
+    const notes = new Set<string>();
+    const seen = (of: typeof globalThis.fetch): typeof globalThis.fetch =>
+      ((url: string, init?: RequestInit) => {
+        const [, ns, key] = /\/kv\/([^/?]+)\/([^/?]+)\/set/.exec(url) ?? [];
+        if (ns !== undefined) notes.add(`${ns}/${key}`);
+        return of(url, init);
+      }) as typeof globalThis.fetch;
+    const o = { ...w.o, fetch: seen(w.service.client('server')) };
+    const random = new Random(3);
+    const big = 'x'.repeat(9000);
+    const methods = new Map<string, Handler>([['big', ({ n }) => `${n} ${big}`]]);
+    const { ended, stop } = await echoing({ ...w, o }, 'mb-p-hostile', signer(1), { methods, claim: true });
+    await w.run(publishIdentity(signer(1), { mailbox: 'mb-p-hostile' }, o));
+    let isOver = false;
+    const spoiling = (async () => {
+      while (!isOver) {
+        for (const note of notes) {
+          const [ns, key] = note.split('/') as [string, string];
+          if (random.chance(0.3))
+            await setNote(ns, key, random.pick([...HOSTILE.slice(0, 17), 'x'.repeat(8000)]) || '-', w.o).catch(
+              () => {},
+            );
+        }
+        await w.clock.sleep(random.int(300));
+      }
+    })();
+    for (let n = 0; n < 40; n++) {
+      const how = { ...w.o, replyTo: 'mb-p-hostile-me', peer: signer(1).did, timeoutMs: 5000 };
+      await w.run(
+        call('mb-p-hostile', 'big', { n }, signer(2), how).then(
+          (text) => expect(text).toBe(`${n} ${big}`),
+          (cause) => expect(TechnocoreError.is(cause), String(cause)).toBe(true),
+        ),
+      );
+      await w.clock.advance(2000);
+    }
+    isOver = true;
+    await w.run(spoiling);
+    expect(notes.size).toBeGreaterThan(3);
+    expect(w.kinds()).toContain('spilled');
+    await w.clock.advance(180_000);
+    const how = { ...w.o, replyTo: 'mb-p-hostile-me', timeoutMs: 30_000 };
+    expect(await w.run(call('mb-p-hostile', 'big', { n: 99 }, signer(2), how))).toBe(`99 ${big}`);
+    stop();
+    await w.run(ended);
   });
 });
