@@ -469,6 +469,10 @@ class Server implements Listener {
     if (requests.length > MAX_REQUESTS) return this.#refuse(m, 'too many requests in a batch');
     const answerable = members.filter((member, i) => kinds[i] !== 'response' && isObject(member)) as JsonObject[];
     if (answerable.some(({ id }) => !mayUseId(m.from, id))) return this.#refuse(m, 'an id of another key');
+    // Written as we write it, it may be six times as long as it came: nothing runs for what cannot be answered.
+    if (requests.some(({ id }) => encodeLong(id).length > this.#limit - ERROR_CHARS)) {
+      return this.#refuse(m, 'an id too long for any answer');
+    }
     if (standing === 'finished') return this.#elsewhere(m, requests, named);
 
     if (!((await this.#o.allow?.(m.from)) ?? true)) {
@@ -900,6 +904,8 @@ export function readsSpilled({ spill, allow }: Pick<ServeOptions, 'spill' | 'all
   return spill ?? allow !== undefined;
 }
 
+/** Characters that an error of ours takes beside the id. */
+const ERROR_CHARS = 512;
 /** Requests in one batch; each may cost an answer. */
 const MAX_REQUESTS = 128;
 /** How long what waits may take, ms, before requests of newcomers are left, and of others all but a few of each. */

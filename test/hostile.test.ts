@@ -185,6 +185,31 @@ describe.each([1, 2])('hostile values, seed %i', (seed) => {
   });
 });
 
+test('ids: what cannot be answered under its id does not run, and any other id comes back as it was', async () => {
+  const w = world('modern', { roomRingBytes: 1 << 25 });
+  const runs: unknown[] = [];
+  const methods = new Map<string, Handler>([['echo', ({ n }) => runs.push(n) && n]]);
+  const { ended, stop } = await echoing(w, 'mb-p-hostile', signer(1), { methods });
+  const eve = signer(2);
+  await w.run(eve.say('mb-p-hostile-eve', 'mine', w.o));
+  const good = [1, '1', 0, 1.5, 9007199254740991, null, '__proto__', 'constructor', '', '\u0000', 'i'.repeat(3000)];
+  const bad = ['é'.repeat(1000), 'i'.repeat(3800)];
+  for (const [n, id] of [...good, ...bad].entries()) {
+    const params = { n, _meta: { 'chat.technocore/reply': 'mb-p-hostile-eve' } };
+    await w.run(eve.say('mb-p-hostile', JSON.stringify({ jsonrpc: '2.0', id, method: 'echo', params }), w.o));
+  }
+  await w.clock.advance(5000);
+  const { messages } = await w.run(read('mb-p-hostile-eve', { ...w.o, limit: 200 }));
+  const answers = messages.filter((m) => m.from === signer(1).did).map((m) => JSON.parse(m.text));
+  expect(answers.map(({ id, result }) => [id, result]).sort(([, a], [, b]) => a - b)).toEqual(
+    good.map((id, n) => [id, n]),
+  );
+  expect(runs).toHaveLength(good.length);
+  expect(w.events.filter(({ reason }) => reason === 'an id too long for any answer')).toHaveLength(2);
+  stop();
+  await w.run(ended);
+});
+
 describe('servers set upon each other, and on themselves', () => {
   test('write no more than they were asked for, and go on', async () => {
     const w = world();
