@@ -209,10 +209,8 @@ export class LedgerState implements Ledger {
   #startOf(nonce: bigint, { at, after = 0 }: LedgerMessage): string | undefined {
     if (nonce < TIMES[0] || nonce >= TIMES[1]) return undefined;
     const start = at === undefined ? 0 : Math.floor(at - this.time);
-    // The clock of the service may have been set back since; nobody need sign ahead of it.
-    const missed = Math.floor(Math.min(after, at ?? after));
-    if (nonce > missed && nonce >= start - BEFORE_MS) return undefined;
-    return String(Math.max(missed, start - BEFORE_MS / 2));
+    if (nonce > after && nonce >= start - BEFORE_MS) return undefined;
+    return String(Math.max(Math.floor(after), start - BEFORE_MS / 2));
   }
 
   /** Of a message from before: what is known of a request all the same, as it was asked again since. */

@@ -145,7 +145,9 @@ export class Share {
 
   /** Takes note of a message, of whomever. */
   saw({ seq, at }: Incoming): void {
-    if (seq !== (this.#last ?? seq) + 1) this.#lostBefore = at ?? this.#lostBefore;
+    const isNext = seq === (this.#last ?? seq) + 1;
+    // By a clock that was set back since, some may just as well be signed until now, and nobody is to sign ahead of it.
+    if (at !== undefined && (!isNext || at < (this.#lostBefore ?? at))) this.#lostBefore = at;
     this.#last = seq;
   }
 

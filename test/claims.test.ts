@@ -372,7 +372,11 @@ describe.each(PROFILES)('one that is behind (%s)', (profile) => {
   });
 
   it('believes no copy of what was signed while messages were lost to it, and is asked anew', async () => {
-    const w = world(profile, { waitersPerAddress: 64, roomRingBytes: 10_000 });
+    let ofService!: MachineClock;
+    const w = world(profile, { waitersPerAddress: 64, roomRingBytes: 10_000 }, (clock) => {
+      ofService = new MachineClock(clock);
+      return ofService;
+    });
     const f = fleet(w);
     const a = await f.start('a');
     const b = await f.start('b');
@@ -400,11 +404,14 @@ describe.each(PROFILES)('one that is behind (%s)', (profile) => {
     expect(posted.map(({ status }) => status)).toEqual([200, 200, 200, 200]);
     await w.clock.advance(5000);
     f.check();
-    // With a clock that is a little behind, what it asks looks as old.
-    for (const caller of callers) {
-      const clock = new MachineClock(w.clock);
-      clock.offset = -150_000;
-      expect((await w.run(ask(w, caller, 'quick', { clock }))).answer).toMatch(/by b$/);
+    // With a clock that is a little behind, what it asks looks as old; so it does when that of the service was set back.
+    for (const offset of [0, 0, -20 * MINUTE, -20 * MINUTE]) {
+      ofService.offset = offset;
+      for (const caller of callers) {
+        const clock = new MachineClock(w.clock);
+        clock.offset = offset - 150_000;
+        expect((await w.run(ask(w, caller, 'quick', { clock }))).answer, `${offset}`).toMatch(/by b$/);
+      }
     }
     await w.run(b.stop());
   });

@@ -3,7 +3,7 @@ import type { AddressInfo } from 'node:net';
 import { onTestFinished } from 'vitest';
 import type { Handler } from '../src/dispatch.ts';
 import { encode, type Json } from '../src/frames.ts';
-import type { Event, Options, Transport } from '../src/http.ts';
+import type { Clock, Event, Options, Transport } from '../src/http.ts';
 import { transportOf } from '../src/http.ts';
 import { createLocalService, type Limits, type LocalService } from '../src/local.ts';
 import { type ServeOptions, serve } from '../src/serve.ts';
@@ -29,10 +29,14 @@ export interface World {
   kinds(): string[];
 }
 
-/** A service in memory on a clock of its own. */
-export function world(profile: Profile = 'modern', limits: Partial<Limits> = {}): World {
+/** A service in memory on a clock of its own, which may be shown to it otherwise than to its clients. */
+export function world(
+  profile: Profile = 'modern',
+  limits: Partial<Limits> = {},
+  shown: (clock: VirtualClock) => Clock = (clock) => clock,
+): World {
   const clock = new VirtualClock();
-  const service = createLocalService({ profile, clock, limits: { ...FREE, ...limits } });
+  const service = createLocalService({ profile, clock: shown(clock), limits: { ...FREE, ...limits } });
   const events: Event[] = [];
   const o = { base: 'http://local.test', fetch: service.fetch, clock, onEvent: (e: Event) => void events.push(e) };
   return {
