@@ -16,12 +16,16 @@ import type { VirtualClock } from './virtual-clock.ts';
 const MAILBOX = 'mb-p-claims';
 const MINUTE = 60_000;
 
-/** One caller for each partition; new in each test, as its nonces are of that test's time. */
+/** One caller for each partition. */
+const onePerPartition = (from: number): Signer[] =>
+  [0, 1, 2, 3].map((p) => {
+    for (let n = from; ; n++) if (partitionOf(signer(n).did) === p) return signer(n);
+  });
+
+/** New in each test, as their nonces are of that test's time. */
 let callers: Signer[];
 beforeEach(() => {
-  callers = [0, 1, 2, 3].map((p) => {
-    for (let n = 10; ; n++) if (partitionOf(signer(n).did) === p) return signer(n);
-  });
+  callers = onePerPartition(10);
 });
 
 /** The clock of one machine: it may be wrong, and it stops when the machine does. */
@@ -405,9 +409,12 @@ describe.each(PROFILES)('one that is behind (%s)', (profile) => {
     await w.clock.advance(5000);
     f.check();
     // With a clock that is a little behind, what it asks looks as old; so it does when that of the service was set back.
-    for (const offset of [0, 0, -20 * MINUTE, -20 * MINUTE]) {
+    for (const [offset, askers] of [
+      [0, callers],
+      [-20 * MINUTE, onePerPartition(100)],
+    ] as const) {
       ofService.offset = offset;
-      for (const caller of callers) {
+      for (const caller of [...askers, ...askers]) {
         const clock = new MachineClock(w.clock);
         clock.offset = offset - 150_000;
         expect((await w.run(ask(w, caller, 'quick', { clock }))).answer, `${offset}`).toMatch(/by b$/);
