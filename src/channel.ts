@@ -128,7 +128,7 @@ async function writtenLine(t: Transport, room: string, key: SigningKey, signal: 
   if (!ours || roomClasses(room).e) {
     const line = await freshLine(t, room, key, signal);
     const isFirst = messages.length === lastSeq && !messages.some(({ text }) => text === OPENING);
-    if (isFirst) line.first = { since: 0, ...(generation !== undefined && { generation }) };
+    if (isFirst && line.seq > 1) line.first = { since: 0, ...(generation !== undefined && { generation }) };
     return line;
   }
   feedOf(t, room).sawEnd(placeOf(view));
