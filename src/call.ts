@@ -393,6 +393,7 @@ export async function converse(
   let extension: AbortController | undefined;
   let seen: Presence | undefined;
   let look: ((deadline: number) => Promise<void>) | undefined;
+  let wasAnswered = (): boolean => false;
   const endAfter = async (ms: number, signal: AbortSignal, counts = (): boolean => true): Promise<void> => {
     try {
       const lookMs = Math.min(LOOK_MS, ms / 4);
@@ -406,7 +407,9 @@ export async function converse(
     if (!counts()) return;
     const now = clock.now();
     const failure = healthOf(t).failure ?? impostor;
-    stop.abort(doubt ?? timeoutError(room, id, Math.max(now - begun, timeoutMs), now, sent, seen, failure));
+    stop.abort(
+      doubt ?? timeoutError(room, id, Math.max(now - begun, timeoutMs), now, sent, seen, failure, wasAnswered()),
+    );
   };
   const extend = (ms: number): void => {
     if (!extension) void endAfter(maxMs - timeoutMs, stop.signal);
@@ -424,6 +427,7 @@ export async function converse(
     const line = await orAbort(lineOf(t, to, params, signer, { ...o, signal: stop.signal }), stop.signal);
     const { channel, pins, inbox } = line;
     room = channel.room;
+    wasAnswered = () => pins.has(room);
     if (line.replyTo !== undefined) {
       look = async (by) => {
         seen = await presenceOf(t, room, line.peer, by);
@@ -603,21 +607,39 @@ function timeoutError(
   sent: Sent | undefined,
   seen: Presence | undefined,
   failure: TechnocoreError | undefined,
+  wasAnswered: boolean,
 ): CallTimeout {
-  const [reason, hint] = failure ? (['no-answer', failure.message] as const) : whyOf(now, sent, seen);
+  const [reason, hint] = failure ? (['no-answer', failure.message] as const) : whyOf(now, sent, seen, wasAnswered);
   return new CallTimeout(room, id, afterMs, reason, sent ? hint : `the request was not sent yet; ${hint}`, failure);
 }
 
-function whyOf(now: number, sent: Sent | undefined, seen: Presence | undefined): [CallTimeout['reason'], string] {
+/** What a caller can do about a server that is slow, or not there yet. */
+const PATIENCE = 'a longer timeoutMs gives it time, and retry asks again';
+
+function whyOf(
+  now: number,
+  sent: Sent | undefined,
+  seen: Presence | undefined,
+  wasAnswered: boolean,
+): [CallTimeout['reason'], string] {
   if (seen) {
     const at = new Date(seen.at).toISOString();
-    if (seen.validMs === 0) return ['no-server', `its server, ${seen.did}, ended at ${at}`];
-    if (!isThere(seen, now)) return ['no-server', `its server, ${seen.did}, was last there at ${at}`];
-    return ['no-answer', `its server, ${seen.did}, was there at ${at}, and did not answer in time`];
+    if (seen.validMs === 0) return ['no-server', `its server, ${seen.did}, ended at ${at}; retry asks again`];
+    if (!isThere(seen, now)) {
+      return ['no-server', `its server, ${seen.did}, was last there at ${at}; retry asks again`];
+    }
+    return ['no-answer', `its server, ${seen.did}, was there at ${at}, and did not answer in time: ${PATIENCE}`];
   }
-  if (sent?.alone)
-    return ['no-room', 'nobody else had written to that room: check its name, and whether its server was ever started'];
-  return ['no-answer', 'whether a server is there is not known'];
+  if (wasAnswered) {
+    return ['no-answer', `it answered earlier; whether a server is there now is not known: ${PATIENCE}`];
+  }
+  if (sent?.alone) {
+    return [
+      'no-room',
+      'nobody else had written to that room: check its name, and whether its server was ever started; retry asks again, for one that starts later',
+    ];
+  }
+  return ['no-answer', `whether a server is there is not known: ${PATIENCE}`];
 }
 
 /**

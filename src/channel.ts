@@ -9,7 +9,7 @@ import { type Feed, feedOf, type Listener } from './feed.ts';
 import { isObject, MAX_TEXT } from './frames.ts';
 import { Joint, type Options, retrying, sharedOf, type Transport, transportOf } from './http.ts';
 import { isName, roomClasses } from './names.ts';
-import { PATIENCE_MS, type Place, placeOf, readView, type SigningKey, saySigned } from './rooms.ts';
+import { OPENING, PATIENCE_MS, type Place, placeOf, readView, type SigningKey, saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
 import { type Spill, spillOf } from './spill.ts';
 
@@ -25,7 +25,7 @@ export interface SendOptions {
 /** What became of a frame that was sent. */
 export interface Sent {
   seq: number;
-  /** True when no other writer was seen there. */
+  /** True when neither another writer was seen there nor anybody who reads there. */
   alone?: boolean;
 }
 
@@ -97,9 +97,6 @@ interface Line {
   first?: Place;
 }
 
-/** What such a line says. */
-const OPENING = 'mailbox opened';
-
 /** What is known of a mailbox of ours. */
 interface Opened {
   readonly opening: Joint<void>;
@@ -125,9 +122,10 @@ async function writtenLine(t: Transport, room: string, key: SigningKey, signal: 
   const view = await retrying(t, at + PATIENCE_MS, () => readView(t, room, { limit: IN_SIGHT }, signal), signal);
   const { messages, lastSeq, generation } = view;
   const ours = messages.filter((m) => m.from === key.did).at(-1);
-  if (!ours || roomClasses(room).e) {
+  // Of our own lines those of a caller with the same key open nothing: without one that does, the next start would be a first one too.
+  const isFirst = messages.length === lastSeq && !messages.some(({ text }) => text === OPENING);
+  if (!ours || isFirst || roomClasses(room).e) {
     const line = await freshLine(t, room, key, signal);
-    const isFirst = messages.length === lastSeq && !messages.some(({ text }) => text === OPENING);
     if (isFirst && line.seq > 1) line.first = { since: 0, ...(generation !== undefined && { generation }) };
     return line;
   }

@@ -118,13 +118,17 @@ export interface Attending {
   presence: boolean;
   /** Whether a message came since this was last asked. */
   heard(): boolean;
-  /** Told once when another program that has the same key says that it serves the mailbox. */
-  onOther?(): void;
+  /**
+   * Told of another program that has the same key and says that it serves the mailbox, with when it said so, ms: at the start,
+   * where that may be the word of one that was killed, and once later.
+   */
+  onOther?(at: number): void;
   /** Whether the note is to say that nobody is there, when this server ends; default: yes. */
   isLast?(): boolean;
 }
 
 const SERVED = {};
+const TOLD = {};
 
 const servedOf = (t: Transport): Map<string, number> => sharedOf(t, SERVED, () => new Map());
 
@@ -142,23 +146,28 @@ export async function attend(
   { presence, heard, onOther, isLast = () => true }: Attending,
 ): Promise<void> {
   const { ns, key } = presenceNote(mailbox);
-  let last = 0;
+  // Of all servers of this mailbox here, one after the other: none takes the word of an earlier one for another program's.
+  const times = sharedOf(t, TOLD, () => new Map<string, number>());
+  const name = `${mailbox} ${signer.did}`;
   const tell = async (validMs: number, until: AbortSignal): Promise<void> => {
     // Above all before it, so that whoever saw one of them believes this one.
-    const at = Math.max(Math.floor(t.clock.now()), last + 1);
-    last = at;
+    const at = Math.max(Math.floor(t.clock.now()), (times.get(name) ?? 0) + 1);
+    remember(times, name, at, MAX_FOUND);
     const said: Presence = { did: signer.did, at, validMs };
     const value = `${said.did} ${at} ${validMs} ${signer.sign(canonical(mailbox, said))}`;
     await setNote(ns, key, value, { ...t, signal: until });
   };
   let isAlone = true;
+  let told = false;
   const lookForOthers = async (): Promise<void> => {
     const value = await readNote(t, ns, key, { signal, timeoutMs: LOOK_MS }).catch(() => undefined);
     const said = value === undefined ? undefined : presenceIn(mailbox, value);
     // Only who has the key can say more than we did.
-    if (said?.did !== signer.did || said.at <= last || said.validMs === 0) return;
-    if (isAlone) onOther?.();
-    isAlone = false;
+    if (said?.did !== signer.did || said.at <= (times.get(name) ?? 0) || said.validMs === 0) return;
+    // Where nothing was said since it should have been renewed, its server is gone.
+    if (!told && t.clock.now() - said.at > PERIOD_MS + 2 * SETTLE_MS) return;
+    onOther?.(said.at);
+    isAlone = !told;
   };
   const attempt = (what: Promise<unknown>): Promise<boolean> =>
     what.then(
@@ -170,14 +179,13 @@ export async function attend(
     );
   const served = servedOf(t);
   served.set(mailbox, (served.get(mailbox) ?? 0) + 1);
-  let told = false;
   try {
     let isSingle = true;
     let idle: number | undefined;
     for (;;) {
       await whenSpare(t, signal);
       if (presence) {
-        if (told && onOther && isAlone) await lookForOthers();
+        if (onOther && isAlone) await lookForOthers();
         told = true;
         await attempt(tell(VALID_MS, signal));
       }

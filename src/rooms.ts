@@ -109,6 +109,8 @@ const EXPORT_TRIES = 4;
 const EXPORTS = {};
 /** Messages that the answer to a write shows. */
 const SHOWN = 20;
+/** @internal What the line says by which a mailbox is opened: by whoever reads there, and by nobody who only calls. */
+export const OPENING = 'mailbox opened';
 
 /**
  * A place in a room, and the rules by which it moves. It never advances from an empty answer; it tells a room that
@@ -403,7 +405,7 @@ export interface Landed {
   /** 0: it landed, and so much came after it that it can no longer be read. */
   seq: number;
   nonce: string;
-  /** True when nobody else's message stands in the room: it is new, or was never used. */
+  /** True when nothing stands in the room but what we wrote, and nobody opened it, also no program with our key: it is new, or was never used. */
   alone?: boolean;
   /** The place behind the message, where the answer showed it. */
   place?: Place;
@@ -490,7 +492,7 @@ async function deliver(
       const view = await send(t, room, write, deadline, signal);
       const { messages, posted } = view;
       // As many as the answer to a write shows may not be all.
-      const alone = messages.length < SHOWN && messages.every(({ from }) => from === did);
+      const alone = messages.length < SHOWN && messages.every(({ from, text }) => from === did && text !== OPENING);
       return { seq: posted!, nonce, alone, place: placeOf(view, posted!) };
     } catch (e) {
       cause = e;

@@ -314,10 +314,10 @@ class Server implements Listener {
     return attend(this.#t, this.#room, this.#signer, signal, { presence, heard, isLast, ...others });
   }
 
-  /** Another program with the same key serves the same mailbox: each runs every request. */
-  readonly #warn = (): void => {
-    const reason =
-      'another program with this key serves this mailbox, and both run every request: option claim, for both';
+  /** Another program with the same key serves the same mailbox, or did until it was killed. */
+  readonly #warn = (at: number): void => {
+    const when = new Date(at).toISOString();
+    const reason = `another server with this key was here at ${when}; if it still runs, both run every request: option claim, for both`;
     if (!this.#o.onEvent) globalThis.console?.warn(`technocore-rpc: ${this.#room}: ${reason}`);
     this.#t.onEvent({ kind: 'warning', room: this.#room, reason });
   };

@@ -281,9 +281,42 @@ describe.each(PROFILES)('a call, %s', (profile) => {
     });
     await server.say(BOX, 'mailbox opened', w.o);
     expect(await w.run(w.ask('m', {}, { timeoutMs: 2000 }).catch((e) => e))).toMatchObject({ reason: 'no-answer' });
+    // What to do about one that is slow, or that starts later.
+    expect(none.message).toMatch(/retry/);
     const dead = faulty(w.o.fetch, () => Promise.reject(broken('ECONNREFUSED')));
     const unsent = await w.run(w.ask('m', {}, { timeoutMs: 2000, fetch: dead }).catch((e) => e));
     expect(unsent).toMatchObject({ code: 'call_timeout', message: expect.stringMatching(/not sent yet/) });
+  });
+
+  test('a timeout knows a server of our own key, and one that answered before', async () => {
+    const w = parties(profile);
+    const stop = await served(w, { presence: false }, client);
+    const late = { timeoutMs: 2000 };
+    await stop();
+    const opened = await w.run(w.ask('add', {}, late).catch((e) => e));
+    expect(opened).toMatchObject({
+      reason: 'no-answer',
+      message: expect.stringMatching(/not known.*timeoutMs.*retry/),
+    });
+
+    // One that opens nothing, as those of other libraries.
+    const fetch = w.service.client('one more');
+    const bare = 'mb-p-bare';
+    let isThere = true;
+    const listener: Listener = {
+      message({ text }) {
+        if (isThere) void client.say(MINE, encode(result(JSON.parse(text), 'yes') as any), w.other);
+      },
+      gap() {},
+      end() {},
+    };
+    await w.run(new Feed(transportOf(w.other), bare).listen(listener));
+    expect(await w.run(w.ask('m', {}, { fetch }, bare))).toBe('yes');
+    isThere = false;
+    expect(await w.run(w.ask('m', {}, { ...late, fetch }, bare).catch((e) => e))).toMatchObject({
+      reason: 'no-answer',
+      message: expect.stringMatching(/answered earlier/),
+    });
   });
 
   test('a clock that is set back an hour prolongs no call by an hour', async () => {

@@ -206,29 +206,57 @@ it('counts for nothing while nobody knows whose mailbox it is, and is not looked
   expect(urls.filter(isNote)).toEqual([]);
 });
 
-it('another program with the same key on the same mailbox is told of, once; a restart and a stranger are not', async () => {
+const warnings = (events: Event[]): Event[] => events.filter(({ kind }) => kind === 'warning');
+
+/** A server in a process of its own, and what it was told. */
+async function program(w: World, o: ServeOptions = {}) {
+  const events: Event[] = [];
+  return { events, ...(await served(w, { onEvent: (e) => void events.push(e), ...o })) };
+}
+
+it('another program with the same key on the same mailbox is told of, at the start and once later; a restart and a stranger are not', async () => {
   const w = world();
-  const warnings = (events: Event[]): Event[] => events.filter(({ kind }) => kind === 'warning');
-  const program = async () => {
-    const events: Event[] = [];
-    const { fetch } = counting(w).o;
-    return { events, ...(await served(w, { fetch: fetch!, onEvent: (e) => void events.push(e) })) };
-  };
-  const first = await program();
+  const first = await program(w);
   await w.clock.advance(MINUTE);
   await w.run(setNote(ns, key, 'junk', w.o));
   await w.clock.advance(20 * MINUTE);
   await first.stop();
-  const second = await program();
+  const second = await program(w);
   await w.clock.advance(11 * MINUTE);
   expect([warnings(first.events), warnings(second.events)]).toEqual([[], []]);
-  const third = await program();
+  const third = await program(w);
+  const warning = { room: MAILBOX, reason: expect.stringMatching(/was here at 20.*if it still runs.*claim/) };
+  expect(warnings(third.events), 'at once').toMatchObject([warning]);
   await w.clock.advance(60 * MINUTE);
-  for (const { events } of [second, third]) {
-    expect(warnings(events)).toMatchObject([{ room: MAILBOX, reason: expect.stringContaining('claim') }]);
-  }
+  expect(warnings(second.events)).toMatchObject([warning]);
+  expect(warnings(third.events)).toMatchObject([warning, warning]);
   await second.stop();
   await third.stop();
+});
+
+it('one that was killed is told of while it could still run, and not where it must have been this very process', async () => {
+  const w = world();
+  const restarted = async (minutes: number, fetch?: typeof globalThis.fetch) => {
+    const first = await program(w, fetch && { fetch });
+    await w.clock.advance(minutes * MINUTE);
+    // Its last word is that it is there.
+    const last = (await w.run(getNote(ns, key, w.o)))!;
+    await first.stop();
+    await w.run(setNote(ns, key, last, w.o));
+    const second = await program(w, fetch && { fetch });
+    await second.stop();
+    return warnings(second.events).length;
+  };
+  expect(await restarted(9)).toBe(1);
+  const { fetch } = counting(w).o;
+  expect(await restarted(9, fetch)).toBe(0);
+  const first = await program(w);
+  first.kill();
+  await w.clock.advance(11 * MINUTE);
+  const second = await program(w);
+  expect(warnings(second.events)).toEqual([]);
+  await second.stop();
+  await first.stop();
 });
 
 it('a server that cannot say that it ends does not wait for it', async () => {

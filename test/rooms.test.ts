@@ -779,6 +779,9 @@ describe('the newest service', () => {
     expect(await saySigned(w.t, alice, 'mb-x', 'two')).toMatchObject({ seq: 2, alone: true });
     await bob.say('mb-x', 'hi', w.o);
     expect(await saySigned(w.t, alice, 'mb-x', 'three')).toMatchObject({ seq: 4, alone: false });
+    // Another program with our key reads there.
+    await alice.say('mb-y', 'mailbox opened', w.o);
+    expect(await saySigned(w.t, alice, 'mb-y', 'one')).toMatchObject({ seq: 2, alone: false });
   });
 });
 

@@ -99,6 +99,21 @@ describe.each(PROFILES)('what waits in a mailbox, %s', (profile) => {
     await other.stop();
   });
 
+  test('of a caller with the server’s own key as well', async () => {
+    const w = serving(profile);
+    await w.open(server);
+    await w.say(ask('early', 'run', { n: 1 }), server);
+    const first = await w.start();
+    await w.clock.advance(100);
+    expect([w.runs, await w.answers()]).toEqual([['1'], [{ jsonrpc: '2.0', id: 'early', result: null }]]);
+    await first.stop();
+    const again = await w.start();
+    await w.say(ask('late', 'run', { n: 2 }), server);
+    expect(w.runs).toEqual(['1', '2']);
+    await again.stop();
+    expect((await w.run(read(BOX, w.o))).messages.filter(({ text }) => text === 'mailbox opened')).toHaveLength(1);
+  });
+
   test('a place that was kept comes first', async () => {
     const w = serving(profile);
     await w.open();
