@@ -189,8 +189,9 @@ export class MayHaveLanded extends TechnocoreError {
 /** The other side answered with a JSON-RPC error. */
 export class RpcError extends TechnocoreError {
   readonly rpc: { code: number; message: string; data?: unknown };
-  constructor(code: number, message: string, data?: unknown) {
-    super('rpc', `${message} (${code})`);
+  /** @param hint what the one who gets it may do, told in `message` and not sent on */
+  constructor(code: number, message: string, data?: unknown, hint?: string) {
+    super('rpc', `${message} (${code})${hint === undefined ? '' : `: ${hint}`}`);
     this.rpc = data === undefined ? { code, message } : { code, message, data };
   }
 }

@@ -237,7 +237,8 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
     if (TechnocoreError.is(cause)) throw cause;
     const shown = shownBase(t.base);
     // What the platform says of an address with a password quotes it.
-    throw new Unavailable(`${shown} could not be reached or broke off`, shown === t.base ? cause : undefined);
+    const how = neverSent(cause) ? 'could not be reached' : 'could not be reached or broke off';
+    throw new Unavailable(`${shown} ${how}${reasonOf(cause)}`, shown === t.base ? cause : undefined);
   } finally {
     forget();
     cancel();
@@ -378,13 +379,35 @@ export function isTransient(e: unknown): boolean {
 const NEVER_MADE =
   /^(ECONNREFUSED|ConnectionRefused|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|UND_ERR_CONNECT_TIMEOUT)$/;
 
+/** What the most usual of these codes mean. */
+const MEANINGS: { readonly [code: string]: string } = {
+  ECONNREFUSED: 'connection refused',
+  ConnectionRefused: 'connection refused',
+  ENOTFOUND: 'no such host',
+};
+
+/** An error and what caused it, as far as it says. */
+function* causesOf(e: unknown): Generator<Record<string, unknown>> {
+  for (let cause = e, depth = 0; isObject(cause) && depth < 5; cause = cause['cause'], depth++) yield cause;
+}
+
 /** Whether a request that failed surely never left. Where the platform does not say, it may have. */
 export function neverSent(e: unknown): boolean {
-  for (let cause: any = e, depth = 0; isObject(cause) && depth < 5; cause = cause['cause'], depth++) {
+  for (const { code, message } of causesOf(e)) {
     // A port that no fetch may use.
-    if (NEVER_MADE.test(String(cause['code'])) || cause['message'] === 'bad port') return true;
+    if (NEVER_MADE.test(String(code)) || message === 'bad port') return true;
   }
   return false;
+}
+
+/** Why a connection failed, to be put behind what failed: the platform's code alone, since its words may quote the address. */
+function reasonOf(e: unknown): string {
+  for (const { code } of causesOf(e)) {
+    if (typeof code === 'string' && /^\w{3,40}$/.test(code)) {
+      return Object.hasOwn(MEANINGS, code) ? `: ${MEANINGS[code]} (${code})` : `: ${code}`;
+    }
+  }
+  return '';
 }
 
 /** Delay before attempt `failures + 1`, ms: what the service asked for, else doubling from 100 ms to 10 s, jittered. */

@@ -10,7 +10,7 @@
 import { toBase64url } from './bytes.ts';
 import { type Channel, isChannel } from './channel.ts';
 import { INVALID_PARAMS, type JsonObject, toJson } from './dispatch.ts';
-import { TechnocoreError } from './errors.ts';
+import { RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { orAbort, sharedOf, transportOf } from './http.ts';
 import { SERVER_INFO } from './mcp.ts';
@@ -28,6 +28,7 @@ import {
 import { LOG_LEVEL, REQUEST_ID } from './notices.ts';
 import { compileForeignSchema, type Schema } from './schema.ts';
 import type { Signer } from './signer.ts';
+import { MISSING_CAPABILITY } from './toolcall.ts';
 import { type ElicitResult, isBlock, type LogLevel, type Tool, type ToolResult } from './tools.ts';
 
 /** Times that one call may be asked for input. */
@@ -349,7 +350,10 @@ export async function mcpCallTool(
   for (let round = 0; ; round++) {
     const token = toBase64url(peer.t.random(6));
     const _meta = { ...ownMeta(peer), ...wanted(o, token) };
-    const result = await ask(peer, 'tools/call', { ...params, ...more, _meta }, mayRepeat, noticesOf(o, token));
+    const asked = ask(peer, 'tools/call', { ...params, ...more, _meta }, mayRepeat, noticesOf(o, token));
+    const result = await asked.catch((cause) => {
+      throw isRpc(cause, MISSING_CAPABILITY) ? withHint(cause) : cause;
+    });
     if (result['resultType'] !== 'input_required') return checkedResult(peer, name, result);
     if (round >= MAX_ROUNDS) {
       throw new TechnocoreError('too_many_rounds', `the tool asked for input more than ${MAX_ROUNDS} times`);
@@ -366,6 +370,16 @@ function capabilitiesOf({ elicit, elicitUrl, sample, roots }: InputHandlers): Js
     ...(sample && { sampling: {} }),
     ...(roots && { roots: {} }),
   };
+}
+
+/** The error by which a server refuses a call that cannot be asked back, with what would answer. */
+function withHint({ rpc: { code, message, data } }: RpcError): RpcError {
+  const { requiredCapabilities: required } = isObject(data) ? data : {};
+  const { elicitation, sampling, roots } = isObject(required) ? required : {};
+  const elicit = isObject(elicitation) && 'url' in elicitation ? 'elicitUrl' : 'elicit';
+  const names = [elicitation && elicit, sampling && 'sample', roots && 'roots'].filter(Boolean);
+  const needed = names.length > 0 ? `option onInput, with ${names.join(', ')}` : 'option onInput or capabilities';
+  return new RpcError(code, message, data, `the tool asks its caller, which takes the ${needed}`);
 }
 
 /** What a call asks to be told. */

@@ -23,6 +23,7 @@ import { codePoints, decode, isObject } from './frames.ts';
 import {
   budgetOf,
   failureOf,
+  neverSent,
   type Reply,
   type Request,
   randomFloat,
@@ -31,6 +32,10 @@ import {
   sharedOf,
   type Transport,
 } from './http.ts';
+
+/** What helps whoever meets no service at all. */
+const WHERE =
+  'the environment variable TECHNOCORE_URL or the option base names another service, and `npx technocore-rpc local` starts one';
 
 /** Longest URL sent, bytes: the public edge cuts at 16 KB. */
 const MAX_URL = 16_000;
@@ -41,7 +46,14 @@ const MAX_URL = 16_000;
  * @throws whatever {@link request} throws, and every error of the service's vocabulary
  */
 export async function ask(t: Transport, r: Request): Promise<Reply> {
-  const reply = await request(t, r);
+  let reply: Reply;
+  try {
+    reply = await request(t, r);
+  } catch (e) {
+    if (r.signal?.aborted || !neverSent(e)) throw e;
+    const { message, cause } = e as Error;
+    throw new Unavailable(`${message}; ${WHERE}`, cause);
+  }
   if (reply.status === 200) return reply;
   const bucket = r.bucket ?? 'read';
   const refusal = refusalOf(t, reply, bucket);

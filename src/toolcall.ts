@@ -13,7 +13,7 @@ import type { ToolContext } from './tools.ts';
 
 /** Members of `params._meta`. */
 export const CLIENT_CAPABILITIES = 'io.modelcontextprotocol/clientCapabilities';
-const MISSING_CAPABILITY = -32021;
+export const MISSING_CAPABILITY = -32021;
 /** Something to ask the caller. */
 interface Question {
   readonly key: string;

@@ -251,6 +251,20 @@ describe('neverSent', () => {
     const e = await request(transportOf({ base }), { path: '/' }).catch((e) => e);
     expect(e).toBeInstanceOf(Unavailable);
     expect(neverSent(e)).toBe(true);
+    expect(e.message).toBe(`${base} could not be reached: connection refused (ECONNREFUSED)`);
+  });
+
+  test('of what failed the code is told, and no word of the platform', async () => {
+    const told = async (cause: unknown, base = 'http://a.test') => {
+      const fetch = () => Promise.reject(cause);
+      return request(transportOf({ base, fetch }), { path: '/' }).catch((e) => e.message);
+    };
+    expect(await told(broken('ENOTFOUND'))).toBe('http://a.test could not be reached: no such host (ENOTFOUND)');
+    expect(await told(broken('ECONNRESET'))).toBe('http://a.test could not be reached or broke off: ECONNRESET');
+    for (const cause of [broken('no code'), broken('constructor '), new Error('x'), 'x']) {
+      expect(await told(cause)).toBe('http://a.test could not be reached or broke off');
+    }
+    expect(await told(broken('EPIPE'), 'http://me:secret@a.test')).not.toContain('secret');
   });
 
   test('a connection that breaks may have carried it; a cause without end is not followed for ever', () => {

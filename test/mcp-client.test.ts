@@ -630,6 +630,26 @@ describe('asked for input', () => {
     }
   });
 
+  test('a tool that asks who cannot be asked is refused, with what to give', async () => {
+    const w = world();
+    const missing = [
+      { elicitation: {} },
+      { elicitation: { url: {} }, roots: {} },
+      { sampling: { tools: {} } },
+      { odd: {} },
+    ];
+    scripted(w, ({ id }, n) => [
+      { id, error: { code: -32021, message: 'Missing', data: { requiredCapabilities: missing[n - 1] } } },
+    ]);
+    const hints = ['onInput, with elicit', 'onInput, with elicitUrl, roots', 'onInput, with sample', 'onInput or cap'];
+    for (const [n, hint] of hints.entries()) {
+      const cause = await reasonOf(callTool(w));
+      const rpc = { code: -32021, message: 'Missing', data: { requiredCapabilities: missing[n] } };
+      expect(cause).toMatchObject({ code: 'rpc', rpc, message: expect.stringContaining(hint) });
+      expect(cause.message).toMatch(/^Missing \(-32021\): /);
+    }
+  });
+
   test('what a function of ours throws ends the call, and so does the signal while it runs', async () => {
     const w = world();
     const s = scripted(w, ({ id }) => [{ id, result: ask({ a: form('?') }) }]);

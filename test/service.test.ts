@@ -1,10 +1,10 @@
 import { describe, expect, test } from 'vitest';
 import { TechnocoreError } from '../src/errors.ts';
-import { budgetOf, transportOf } from '../src/http.ts';
+import { budgetOf, neverSent, transportOf } from '../src/http.ts';
 import { getNote, setNote } from '../src/notes.ts';
 import { say } from '../src/rooms.ts';
 import { ask, learnLimits, uncached, type Write, writeRequest } from '../src/service.ts';
-import { faker, PROFILES, signer, world } from './support.ts';
+import { broken, faker, PROFILES, signer, world } from './support.ts';
 import { settled } from './virtual-clock.ts';
 
 /** The error for an answer. */
@@ -228,6 +228,23 @@ test('a service that cannot be asked is taken to have the limits of the public o
     await settled();
     expect(limits()).toEqual(known);
   }
+});
+
+test('who meets no service is told where one may be; a broken connection, or an abort, tells nothing of that', async () => {
+  const { o } = world();
+  const fails = (cause: unknown, signal?: AbortSignal) =>
+    ask(transportOf({ ...o, fetch: () => Promise.reject(cause) }), { path: '/', ...(signal && { signal }) }).catch(
+      (e) => e,
+    );
+  const refused = await fails(broken('ECONNREFUSED'));
+  expect(refused).toMatchObject({
+    code: 'unavailable',
+    message: expect.stringMatching(/refused.*TECHNOCORE_URL.*local/),
+  });
+  expect(neverSent(refused)).toBe(true);
+  expect((await fails(broken())).message).not.toContain('TECHNOCORE_URL');
+  const reason = broken('ECONNREFUSED');
+  expect(await fails(reason, AbortSignal.abort(reason))).toBe(reason);
 });
 
 test('no two reads have one URL, in one process or two', () => {
