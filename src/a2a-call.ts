@@ -31,7 +31,7 @@ import { type CallOptions, call, converse } from './call.ts';
 import type { Channel } from './channel.ts';
 import { type JsonObject, METHOD_NOT_FOUND, resultOf } from './dispatch.ts';
 import { type RpcError, TechnocoreError } from './errors.ts';
-import type { Json } from './frames.ts';
+import { isObject, type Json } from './frames.ts';
 import { sharedOf, type Transport, transportOf } from './http.ts';
 import type { Signer } from './signer.ts';
 
@@ -351,7 +351,7 @@ export async function* a2aStream(
   signer: Signer,
   o: A2ASendOptions = {},
 ): AsyncGenerator<A2AItem, void> {
-  let taskId = typeof what === 'object' && !Array.isArray(what) ? what.taskId : undefined;
+  let taskId = isObject(what) ? (what as { taskId: string }).taskId : undefined;
   const message = taskId === undefined ? messageOf(what as string | A2APart[], o) : undefined;
   const { id: _, ...again } = o;
   let silent = 0;

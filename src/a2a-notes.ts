@@ -37,7 +37,7 @@ const LEASES = 'a2a-lease';
  * @throws BadName an empty id
  */
 export function a2aTaskNote(taskId: string, noteBase: string = BASE): NotePath {
-  if (typeof taskId !== 'string' || taskId === '') throw new BadName(String(taskId), 'not the id of a task');
+  if (typeof taskId !== 'string' || taskId === '') throw new BadName(taskId, 'not the id of a task');
   const print = toHex(sha256(utf8(taskId)).subarray(0, 8));
   return { ns: `${noteBase}-${print.slice(0, 2)}`, key: print.slice(2) };
 }

@@ -6,17 +6,18 @@
  */
 import { answerUnder, metaIn, tagged } from './bridge-ids.ts';
 import { toBase64url } from './bytes.ts';
-import { type CallOptions, checkSigner, converse, notify, type Taken } from './call.ts';
+import { type CallOptions, converse, notify, replyToOf, type Taken } from './call.ts';
 import { type Channel, checkMailbox, isChannel } from './channel.ts';
 import { nextTurn } from './clock.ts';
 import { classify, type Id, type JsonObject, rpcError, rpcNotification } from './dispatch.ts';
-import { BadName, TechnocoreError } from './errors.ts';
+import { TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import { onAbort, sharedOf, type Transport, transportOf } from './http.ts';
 import { SUBSCRIPTION_ID } from './mcp.ts';
 import { isDid } from './names.ts';
 import { LOG_LEVEL, REQUEST_ID } from './notices.ts';
 import { remember } from './replies.ts';
+import { checkSigner } from './rooms.ts';
 import type { Signer } from './signer.ts';
 import { SPILL_META } from './spill.ts';
 
@@ -105,8 +106,7 @@ export class RoomClientTransport {
     checkSigner(signer);
     if (!isChannel(to)) {
       if (!isDid(to)) checkMailbox(to);
-      if (o.replyTo === undefined) throw new BadName('undefined', 'a mailbox is called with replyTo, our own mailbox');
-      checkMailbox(o.replyTo);
+      checkMailbox(replyToOf(o));
     }
     this.#t = transportOf(o);
     this.#to = to;

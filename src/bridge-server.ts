@@ -6,7 +6,7 @@
  */
 import { answerUnder, metaIn, tagged } from './bridge-ids.ts';
 import { isList, type Place, pageOf, placeIn } from './bridge-pages.ts';
-import { checkSigner, REPLY_META } from './call.ts';
+import { REPLY_META } from './call.ts';
 import { type Channel, checkMailbox, isChannel } from './channel.ts';
 import {
   classify,
@@ -25,6 +25,7 @@ import { isObject, type Json, MAX_TEXT } from './frames.ts';
 import { type Clock, onAbort, type Transport, transportOf } from './http.ts';
 import { checkedMeta, isMcpId, LISTEN_MS, MAX_LISTENERS, MCP_VERSION, SERVER_INFO, SUBSCRIPTION_ID } from './mcp.ts';
 import { LOG_LEVEL, Notices, REQUEST_ID } from './notices.ts';
+import { checkSigner } from './rooms.ts';
 import { readsSpilled, type ServeOptions, serve } from './serve.ts';
 import type { Signer } from './signer.ts';
 import { SPILL_META } from './spill.ts';

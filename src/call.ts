@@ -19,14 +19,14 @@ import {
 } from './channel.ts';
 import { OVER } from './clock.ts';
 import { classify, INTERRUPTED, resultOf, rpcNotification, rpcRequest } from './dispatch.ts';
-import { BadKey, BadName, CallTimeout, FrameTooLong, type RingGap, TechnocoreError } from './errors.ts';
+import { BadKey, BadName, CallTimeout, checkText, FrameTooLong, type RingGap, TechnocoreError } from './errors.ts';
 import { feedOf } from './feed.ts';
 import { decode, encodeLong, encodeWithin, isDeep, isObject, type Json } from './frames.ts';
 import { budgetOf, healthOf, type Options, onAbort, orAbort, sharedOf, type Transport, transportOf } from './http.ts';
 import { type Identity, resolveIdentity } from './identity.ts';
 import { fingerprint, isDid } from './names.ts';
 import { isServedHere, isThere, LOOK_MS, type Presence, presenceOf } from './presence.ts';
-import { saySigned } from './rooms.ts';
+import { checkSigner, saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
 import { FRAME_MEMBER, MAX_SPILLED, SPILL_META, spilledBytes, spilledFrame } from './spill.ts';
 
@@ -235,15 +235,6 @@ function inboxOf(t: Transport, replyTo: string): Inbox {
 
 // --- who is called -----------------------------------------------------------------------------------------------
 
-/**
- * @internal
- * @throws BadKey no signer: forgotten, or not awaited
- */
-export function checkSigner(signer: Signer): void {
-  if (typeof signer?.signMessage === 'function') return;
-  throw new BadKey('a Signer is needed; Signer.fromDir() gives a promise of one: await it');
-}
-
 /** Where a call goes, and how its answer is known. */
 interface Line {
   channel: Channel;
@@ -276,6 +267,15 @@ async function identityOf(t: Transport, did: string, o: Options): Promise<Identi
   return identity;
 }
 
+/**
+ * @internal
+ * @throws BadName it was forgotten
+ */
+export function replyToOf({ replyTo }: CallOptions): string {
+  if (replyTo !== undefined) return replyTo;
+  throw new BadName(replyTo, 'a call to a mailbox needs the option replyTo, a mailbox of our own for the answer');
+}
+
 /** The mailbox to write to: the one given, or the one a DID names. */
 async function mailboxOf(t: Transport, to: string, o: Options): Promise<string> {
   if (!isDid(to)) return checkMailbox(to);
@@ -300,8 +300,7 @@ async function lineOf(
     if (!pins) channelPins.set(to, (pins = new Map()));
     return { channel: to, inbox, replyTo: undefined, epoch: () => 0, pins, peer: o.peer ?? pins.get(to.room) };
   }
-  const { replyTo } = o;
-  if (replyTo === undefined) throw new BadName('undefined', 'a call to a mailbox needs replyTo, our own mailbox');
+  const replyTo = replyToOf(o);
   const mailbox = await mailboxOf(t, to, o);
   if (mailbox === replyTo) throw new BadName(replyTo, 'an answer cannot come through the mailbox that is called');
   const channel = mailboxPair(t, signer, mailbox, replyTo, o.latency);
@@ -367,7 +366,7 @@ export async function converse(
   o.signal?.throwIfAborted();
   checkSigner(signer);
   if (!(timeoutMs > 0)) throw new TechnocoreError('bad_option', 'timeoutMs is a number of milliseconds above 0');
-  if (typeof method !== 'string') throw new TechnocoreError('bad_params', 'the method is a text');
+  checkText(method, 'the method');
   if (params !== undefined && (typeof params !== 'object' || params === null)) {
     throw new TechnocoreError('bad_params', 'params are an object, an array, or left out');
   }
@@ -653,7 +652,7 @@ function whyOf(
  * @throws CallTimeout no answer in time; `reason` says what is known
  * @throws RingGap the answer may be among messages that the reply room lost
  * @throws MayHaveLanded the request may have arrived, and no answer came in time
- * @throws FrameTooLong, BadName, BadKey, and TechnocoreError `no_mailbox`, `no_reply_address`, `duplicate_id`, `bad_params`: before anything is sent
+ * @throws FrameTooLong, BadName, BadKey, and TechnocoreError `no_mailbox`, `no_reply_address`, `duplicate_id`, `bad_params`, `bad_text`, `bad_option`: before anything is sent
  * @throws RateLimited at once, with nothing sent, when the request's turn to be written would come too late for an answer
  * @throws what the write throws: Forbidden, RoomBudget, CapacityReached, Unavailable …
  * @throws the signal's reason when it aborts
@@ -688,7 +687,7 @@ export async function notify(
   signer: Signer,
   o: Options = {},
 ): Promise<void> {
-  const text = encodeWithin(rpcNotification(method, params), limitOf(to));
+  const text = encodeWithin(rpcNotification(checkText(method, 'the method'), params), limitOf(to));
   const t = transportOf(o);
   if (isChannel(to)) await to.send(text, o.signal ? { signal: o.signal } : {});
   else await saySigned(t, signer, await mailboxOf(t, to, o), text, o.signal);

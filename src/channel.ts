@@ -62,7 +62,7 @@ export interface Channel {
 export function checkMailbox(room: string): string {
   if (isMailbox(room)) return room;
   throw new BadName(
-    String(room),
+    room,
     isName(room)
       ? 'a mailbox is a room whose name begins with mb-'
       : 'a mailbox is a DID, or a room: 1 to 48 of a-z 0-9 _ -, beginning with mb-',

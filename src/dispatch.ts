@@ -174,7 +174,17 @@ const LOCAL_ONLY = Symbol.for('technocore-rpc.local');
 const IDEMPOTENT = Symbol.for('technocore-rpc.idempotent');
 const STAYS_OPEN = Symbol.for('technocore-rpc.stays-open');
 
+/**
+ * @internal
+ * @throws TechnocoreError `bad_option`: no function, so that nothing could be answered
+ */
+export function checkHandler(handler: unknown, method: string): void {
+  if (typeof handler === 'function') return;
+  throw new TechnocoreError('bad_option', `the handler of ${method} is no function: ${typeof handler}`);
+}
+
 function marked(handler: Handler, mark: symbol): Handler {
+  checkHandler(handler, 'a method');
   return Object.assign((params: unknown, context: CallContext) => handler(params, context), handler, { [mark]: true });
 }
 
@@ -519,6 +529,8 @@ class JsonRpc implements Dispatcher {
       ({ _meta: meta, ...params } = params as Record<string, unknown>);
     const call = new Call(frame, meta, context, this);
     try {
+      // Those that were there at the start were looked at, and more may have come.
+      checkHandler(handler, method);
       const result = handler(params, call);
       if (isThenable(result)) return this.#settle(result, call, method);
       return isGenerator(result) ? this.#settle(this.#drain(result, call), call, method) : call.answer(result);

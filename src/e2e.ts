@@ -7,7 +7,7 @@
  */
 import { concat, fromBase64url, fromUtf8, toBase64url, toHex, utf8 } from './bytes.ts';
 import { aesGcm, hkdfSha256, isCanonicalX25519, randomBytes, sha256, x25519 } from './crypto.ts';
-import { BadKey, DecryptError, FrameTooLong, TechnocoreError } from './errors.ts';
+import { BadKey, checkText, DecryptError, FrameTooLong, TechnocoreError } from './errors.ts';
 import { authorOf } from './feed.ts';
 import { MAX_TEXT } from './frames.ts';
 import { type Options, retrying, sharedOf, type Transport, transportOf } from './http.ts';
@@ -205,7 +205,8 @@ const scratch: Uint8Array = /* @__PURE__ */ new Uint8Array(MAX_SEALED);
  * @throws TechnocoreError `bad_text`: a lone surrogate, which has no UTF-8 form
  */
 export function e2eSeal(key: Uint8Array, text: string, o: Pick<Options, 'random'> = {}): string {
-  if (/\p{Cs}/u.test(text)) throw new TechnocoreError('bad_text', 'a lone surrogate has no UTF-8 form');
+  if (/\p{Cs}/u.test(checkText(text, 'the text')))
+    throw new TechnocoreError('bad_text', 'a lone surrogate has no UTF-8 form');
   const [nonce, nonceText] = o.random ? nonceOf(o.random(NONCE_BYTES)) : freshNonce();
   const { read, written } = encoder.encodeInto(text, scratch);
   try {

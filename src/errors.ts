@@ -28,6 +28,22 @@ export class TechnocoreError extends Error {
 
 // --- bad input, found before anything is sent -------------------------------------------------------------------
 
+/** What a value is, for the words of an error: the value itself may be long, or a secret. */
+function kindOf(value: unknown): string {
+  return value === null ? 'null' : Array.isArray(value) ? 'array' : typeof value;
+}
+
+/**
+ * The value itself, if it is a text, as types alone promise it.
+ *
+ * @param what what it is of those who call, for the error
+ * @throws TechnocoreError `bad_text`
+ */
+export function checkText(value: unknown, what: string): string {
+  if (typeof value === 'string') return value;
+  throw new TechnocoreError('bad_text', `${what} must be a string, and is ${kindOf(value)}`);
+}
+
 /** A text or frame holds more code points than the service stores. Split it, or put it in a note. */
 export class FrameTooLong extends TechnocoreError {
   /** Code points counted, after the sweep. */
@@ -52,9 +68,12 @@ export class EmptyText extends TechnocoreError {
 export class BadName extends TechnocoreError {
   /** What was given. */
   readonly invalidName: string;
-  constructor(name: string, what: string) {
-    super('bad_name', `${what}: ${JSON.stringify(name.length > 80 ? `${name.slice(0, 80)}…` : name)}`);
-    this.invalidName = name;
+  /** @param name of any type, where it was to be a name */
+  constructor(name: unknown, what: string) {
+    const isText = typeof name === 'string';
+    const shown = isText ? JSON.stringify(name.length > 80 ? `${name.slice(0, 80)}…` : name) : `got ${kindOf(name)}`;
+    super('bad_name', `${what}: ${shown}`);
+    this.invalidName = isText ? name : kindOf(name);
   }
 }
 

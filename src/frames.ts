@@ -9,7 +9,7 @@
  * @module
  */
 import { HEX } from './bytes.ts';
-import { EmptyText, FrameTooLong, TechnocoreError } from './errors.ts';
+import { checkText, EmptyText, FrameTooLong, TechnocoreError } from './errors.ts';
 
 /** Code points that one message may hold, after the sweep. */
 export const MAX_TEXT = 4096;
@@ -41,11 +41,13 @@ export function codePoints(text: string): number {
  * white space at both ends goes. Nothing is normalised. Sign the swept text.
  *
  * @param limit most code points allowed afterwards: {@link MAX_TEXT} for messages, {@link MAX_NOTE} for notes
+ * @param what what the text is of those who call, for the error
+ * @throws TechnocoreError `bad_text`: no text
  * @throws EmptyText nothing is left
  * @throws FrameTooLong more than `limit` code points are left
  */
-export function sweep(text: string, limit: number = MAX_TEXT): string {
-  const swept = text.replace(SWEPT, ' ').trim();
+export function sweep(text: string, limit: number = MAX_TEXT, what = 'the text'): string {
+  const swept = checkText(text, what).replace(SWEPT, ' ').trim();
   if (swept === '') throw new EmptyText();
   // Counting is needed only where UTF-16 units could mislead.
   if (swept.length > limit) {

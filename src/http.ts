@@ -6,7 +6,7 @@
  */
 import { Budget } from './budget.ts';
 import { type Clock, later, OVER, onAbort, randomFloat, systemClock } from './clock.ts';
-import { BadName, HttpError, RateLimited, TechnocoreError, Unavailable } from './errors.ts';
+import { BadName, checkText, HttpError, RateLimited, TechnocoreError, Unavailable } from './errors.ts';
 import { isObject } from './frames.ts';
 
 export { type Clock, onAbort, randomFloat, systemClock } from './clock.ts';
@@ -74,7 +74,7 @@ function environmentUrl(): string | undefined {
  * @throws BadName `base` is not an http or https address
  */
 export function transportOf(o: Options = {}): Transport {
-  const base = (o.base ?? environmentUrl() ?? DEFAULT_BASE).replace(/\/+$/, '');
+  const base = checkText(o.base ?? environmentUrl() ?? DEFAULT_BASE, 'the option base').replace(/\/+$/, '');
   if (!/^https?:\/\/[^\s/?#]+(\/[^\s?#]*)?$/i.test(base) || !URL.canParse(base)) {
     const where = o.base === undefined ? 'TECHNOCORE_URL' : 'base';
     throw new BadName(shownBase(base), `${where} is the address of a service, like http://127.0.0.1:8080`);

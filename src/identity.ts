@@ -11,6 +11,7 @@ import { MAX_NOTE } from './frames.ts';
 import { backoffMs, type Options, sharedOf, type Transport, transportOf } from './http.ts';
 import { checkName, identityNote, isDid, isName, legacyIdentityNote, verify } from './names.ts';
 import { getNote, setNote } from './notes.ts';
+import { checkSigner } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
 /** How a DID is reached. */
@@ -185,6 +186,7 @@ export async function publishIdentity(
   identity: { mailbox?: string; x25519?: Uint8Array | string } = {},
   o: Options = {},
 ): Promise<void> {
+  checkSigner(signer);
   const { did } = signer;
   if (identity.mailbox !== undefined) checkName(identity.mailbox, 'room');
   const given = identity.x25519 ?? identityKeys(signer).publicKey;

@@ -9,7 +9,7 @@
  */
 import { fromBase64url, toBase64url } from './bytes.ts';
 import { randomBytes } from './crypto.ts';
-import { BadKey, BadNonce, TechnocoreError } from './errors.ts';
+import { BadKey, BadNonce, checkText, TechnocoreError } from './errors.ts';
 import { Files, systemCode } from './files.ts';
 import { encodeLong, isObject } from './frames.ts';
 import type { Clock } from './http.ts';
@@ -189,7 +189,8 @@ export interface KeyDir {
 export async function openKeyDir(dir?: string): Promise<KeyDir> {
   const files = new Files();
   const { resolve } = files.path;
-  if (dir === '') throw new BadKey('the name of the key directory is empty');
+  if (checkText(dir ?? '.', 'the name of a key directory') === '')
+    throw new BadKey('the name of the key directory is empty');
   const home = resolve(dir ?? resolve(files.os.homedir(), '.technocore'));
   const seedPath = resolve(home, 'seed');
   const ledgerPath = resolve(home, 'nonces.json');

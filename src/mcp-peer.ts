@@ -11,6 +11,7 @@ import { type RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { type Transport, transportOf } from './http.ts';
 import { MCP_VERSION, PROTOCOL_VERSION, SELF, UNSUPPORTED_VERSION } from './mcp.ts';
+import { checkSigner } from './rooms.ts';
 import type { Signer } from './signer.ts';
 import { CLIENT_CAPABILITIES } from './toolcall.ts';
 
@@ -39,6 +40,7 @@ export interface Peer {
 }
 
 export function peerOf(to: string | Channel, signer: Signer, { id, ...o }: McpOptions): Peer {
+  checkSigner(signer);
   return { t: transportOf(o), to, signer, o, id };
 }
 

@@ -82,7 +82,7 @@ export function defineTool(
   o: ToolOptions = {},
 ): Tool {
   if (typeof name !== 'string' || name === '' || name.length > 128)
-    throw new BadName(String(name), 'a tool name has 1 to 128 characters');
+    throw new BadName(name, 'a tool name has 1 to 128 characters');
   const { onEvent, ...options } = o;
   if (!SAFE_NAME.test(name)) {
     const reason = `some hosts cannot call a tool named ${JSON.stringify(name)}`;

@@ -16,7 +16,7 @@ import { type Options, orAbort, retrying, type Transport, transportOf } from './
 import { identityKeys } from './identity.ts';
 import { roomClasses, verify } from './names.ts';
 import { remember } from './replies.ts';
-import { PATIENCE_MS, readView, saySigned } from './rooms.ts';
+import { checkSigner, PATIENCE_MS, readView, saySigned } from './rooms.ts';
 import { NONE, Seal, type SealedChannel, SealedLine } from './sealed.ts';
 import type { Signer } from './signer.ts';
 import { Regulars } from './turns.ts';
@@ -189,6 +189,7 @@ export async function acceptSealed(
   o: AcceptOptions = {},
 ): Promise<void> {
   const t = transportOf(o);
+  checkSigner(signer);
   checkMailbox(mailbox);
   const acceptor = new Acceptor(t, mailbox, signer, run, o);
   let leave: (() => void) | undefined;

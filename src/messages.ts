@@ -125,6 +125,7 @@ export function exportOf(text: string): Message[] {
  * `invalid`, which means a signature that does not fit.
  */
 export function verifyMessage(room: string, m: Message): 'valid' | 'invalid' | 'unverifiable' {
+  if (!isObject(m)) return 'invalid';
   const { from, sig, nonce, text } = m;
   if (sig === undefined) return 'unverifiable';
   if (typeof nonce !== 'string' || typeof text !== 'string') return 'invalid';
@@ -138,6 +139,7 @@ export function verifyMessage(room: string, m: Message): 'valid' | 'invalid' | '
  * @returns undefined when it verifies; otherwise the most specific reason that was found
  */
 export function explain(room: string, m: Message): string | undefined {
+  if (!isObject(m)) return 'not a message';
   const { from, sig, nonce, text } = m;
   const publicKey = publicKeyFromDid(from);
   if (publicKey === undefined) {

@@ -20,10 +20,7 @@ export function isName(name: unknown): boolean {
  */
 export function checkName(name: unknown, what: string): string {
   if (isName(name)) return name as string;
-  throw new BadName(
-    typeof name === 'string' ? name : typeof name,
-    `a ${what} is 1 to 48 of a-z 0-9 _ - and begins with a letter or digit`,
-  );
+  throw new BadName(name, `a ${what} is 1 to 48 of a-z 0-9 _ - and begins with a letter or digit`);
 }
 
 /** What the leading segments of a room's name make of it. */
@@ -90,8 +87,7 @@ export function isDid(did: unknown): boolean {
  * @throws BadName no DID
  */
 export function fingerprint(did: string): string {
-  if (!isDid(did))
-    throw new BadName(String(did), 'a did:key of an Ed25519 key has 56 characters and begins with did:key:z6Mk');
+  if (!isDid(did)) throw new BadName(did, 'a did:key of an Ed25519 key has 56 characters and begins with did:key:z6Mk');
   return toHex(sha256(utf8(did)).subarray(0, 8));
 }
 

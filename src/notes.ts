@@ -4,7 +4,15 @@
  *
  * @module
  */
-import { BadName, type HttpError, MayHaveLanded, type StaleNonce, TechnocoreError, Unavailable } from './errors.ts';
+import {
+  BadName,
+  checkText,
+  type HttpError,
+  MayHaveLanded,
+  type StaleNonce,
+  TechnocoreError,
+  Unavailable,
+} from './errors.ts';
 import { isObject, MAX_NOTE, sweep } from './frames.ts';
 import {
   Attempts,
@@ -17,7 +25,7 @@ import {
   transportOf,
 } from './http.ts';
 import { checkName, isDid, roomClasses } from './names.ts';
-import { mayBeDone, PATIENCE_MS, type SigningKey } from './rooms.ts';
+import { checkSigner, mayBeDone, PATIENCE_MS, type SigningKey } from './rooms.ts';
 import { ask, uncached, type Write, writeRequest } from './service.ts';
 
 /**
@@ -85,7 +93,7 @@ export interface SetOptions {
 export async function setNote(ns: string, key: string, value: string, o: Options & SetOptions = {}): Promise<void> {
   checkName(ns, 'namespace');
   checkName(key, 'key');
-  const swept = sweep(value, MAX_NOTE);
+  const swept = sweep(value, MAX_NOTE, 'the value of a note');
   const t = transportOf(o);
   const write = noteWrite(ns, key, 'set', swept, { value: swept }, o);
   const attempts = new Attempts(t, t.clock.now() + PATIENCE_MS, o.signal);
@@ -125,7 +133,8 @@ function noteWrite(
     throw new TechnocoreError('bad_option', 'a write cannot ask for a value and for none at once');
   }
   // In a query, unlike in a path, `+` is a blank; encodeURIComponent escapes it. It refuses lone surrogates, which no note holds.
-  const expected = condition.if?.replace(/\p{Cs}/gu, '\ufffd');
+  const expected =
+    condition.if === undefined ? undefined : checkText(condition.if, 'the option if').replace(/\p{Cs}/gu, '\ufffd');
   const query =
     expected !== undefined ? `?if=${encodeURIComponent(expected)}` : condition.ifAbsent ? '?if_absent=1' : '';
   return {
@@ -178,6 +187,7 @@ function parsed(text: string): unknown {
  * @throws Forbidden the room has messages, or can never be owned
  */
 export async function claimRoom(room: string, signer: SigningKey, o: Options = {}): Promise<void> {
+  checkSigner(signer);
   await setOwnership('room-owners', room, signer.did, signer, { ...o, ifAbsent: true });
 }
 
@@ -188,6 +198,8 @@ export async function claimRoom(room: string, signer: SigningKey, o: Options = {
  * @throws Forbidden the signer does not own the room
  */
 export async function allowWriters(room: string, dids: string[], signer: SigningKey, o: Options = {}): Promise<void> {
+  checkSigner(signer);
+  if (!Array.isArray(dids)) throw new BadName(dids, 'who may write is an array of did:key');
   const bad = dids.find((did) => !isDid(did));
   if (bad !== undefined) throw new BadName(bad, 'not a did:key');
   // A note cannot be empty; a list of nobody else is one of the owner.

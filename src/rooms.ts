@@ -5,6 +5,7 @@
  * @module
  */
 import {
+  BadKey,
   type HttpError,
   MayHaveLanded,
   RateLimited,
@@ -347,6 +348,15 @@ export interface SigningKey {
 }
 
 /**
+ * @internal
+ * @throws BadKey no signer: forgotten, or not awaited
+ */
+export function checkSigner(signer: SigningKey): void {
+  if (typeof signer?.signMessage === 'function') return;
+  throw new BadKey('a Signer is needed; Signer.fromDir() gives a promise of one: await it');
+}
+
+/**
  * Appends an unsigned message.
  *
  * @throws BadName, EmptyText, FrameTooLong before anything is sent
@@ -428,7 +438,8 @@ export async function saySigned(
   deadline: number = t.clock.now() + PATIENCE_MS,
 ): Promise<Landed> {
   checkName(room, 'room');
-  const swept = typeof text === 'string' ? sweep(text) : undefined;
+  const swept = typeof text === 'function' ? undefined : sweep(text);
+  checkSigner(key);
   const budget = budgetOf(t, 'write');
   // Writes of one key to one room queue before they ask the budget for their turns: those in front count.
   const queue = `${key.did} ${room}`;

@@ -50,7 +50,7 @@ function bad(at: string, problem: string, cause?: unknown): TechnocoreError {
  *   not compile, nested too deeply
  */
 export function compileSchema(schema: object, direction: 'input' | 'output'): Schema {
-  const standard = (schema as { '~standard'?: Standard })['~standard'];
+  const standard = (schema as { '~standard'?: Standard } | undefined)?.['~standard'];
   return bounded(standard === undefined ? compileJson(schema) : compileStandard(standard, direction));
 }
 

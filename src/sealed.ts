@@ -18,7 +18,7 @@ import { codePoints, MAX_TEXT } from './frames.ts';
 import { type Options, orAbort, retrying, type Transport, transportOf } from './http.ts';
 import { checkName, isDid } from './names.ts';
 import { remember } from './replies.ts';
-import { PATIENCE_MS, type Place, readView, saySigned } from './rooms.ts';
+import { checkSigner, PATIENCE_MS, type Place, readView, saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
 import { type ChunkSeal, type Spill, spillOf } from './spill.ts';
 
@@ -288,6 +288,7 @@ export function sealed(
   signer: Signer,
   o: Options & { peer?: string } = {},
 ): SealedChannel {
+  checkSigner(signer);
   if (o.peer !== undefined && !isDid(o.peer)) throw new BadName(o.peer, 'not a did:key');
   return new SealedLine(new Seal(transportOf(o), room, key, signer), o.peer, NONE);
 }

@@ -7,7 +7,7 @@
 
 import { BUSY, before, DEADLINE, denied, fitted, interrupted, join, MAX_WRITES, tooLarge } from './answers.ts';
 import { toHex, utf8 } from './bytes.ts';
-import { checkSigner, mayUseId, REPLY_META } from './call.ts';
+import { mayUseId, REPLY_META } from './call.ts';
 import {
   beginningOf,
   type Channel,
@@ -20,6 +20,7 @@ import {
 } from './channel.ts';
 import { sha256 } from './crypto.ts';
 import {
+  checkHandler,
   classify,
   createDispatcher,
   type Dispatcher,
@@ -39,7 +40,7 @@ import { type Admission, type Ledger, LedgerState, memoryLedger, type Verdict } 
 import { Outbox, sayUnrefused } from './outbox.ts';
 import { attend } from './presence.ts';
 import { type ReplyLimits, ReplyRooms } from './replies.ts';
-import type { CursorStore, Place } from './rooms.ts';
+import { type CursorStore, checkSigner, type Place } from './rooms.ts';
 import { Share, type Standing } from './share.ts';
 import type { Signer } from './signer.ts';
 import { readSpilled, SPILL_META, Spills, spilledFrame } from './spill.ts';
@@ -192,6 +193,7 @@ class Server implements Listener {
     this.#self = this.#channel?.self ?? '';
     this.#limit = limitOf(this.#channel);
     const { methods, tools, serverInfo, instructions, pageSize, layer } = o;
+    if (methods instanceof Map) for (const [name, handler] of methods) checkHandler(handler, name);
     const spill = this.#channel ? this.#channel.spill : { get: (ref: Json) => readSpilled(t, ref) };
     const spills = spill !== undefined && readsSpilled(o);
     this.#dispatcher = createDispatcher({

@@ -128,7 +128,7 @@ export class Signer {
     checkName(ns, 'namespace');
     checkName(key, 'key');
     const digits = checkNonce(nonce);
-    const swept = sweep(value, MAX_NOTE);
+    const swept = sweep(value, MAX_NOTE, 'the value of a note');
     const canonical = `${ns}|${key}|${digits}|${swept}`;
     return { did: this.did, sig: this.sign(canonical), nonce: digits, value: swept, canonical };
   }

@@ -254,6 +254,19 @@ describe('errors', () => {
     ]);
   });
 
+  test('what is no function is told of as that: where it is marked, and where it is called', async () => {
+    const seen: unknown[] = [];
+    const methods = new Map([['m', 5 as unknown as Handler]]);
+    const onError = (error: unknown) => seen.push(String(error));
+    expect(await createDispatcher({ methods }).dispatch(rpcRequest(1, 'm'), { onError })).toMatchObject({
+      error: { code: -32603, message: 'Internal error' },
+    });
+    expect(seen).toEqual(['TechnocoreError: the handler of m is no function: number']);
+    for (const mark of [idempotent, localOnly]) {
+      expect(() => mark(undefined as unknown as Handler)).toThrow('the handler of a method is no function: undefined');
+    }
+  });
+
   test('fault 77: names of Object.prototype are no methods', async () => {
     const methods = new Map<string, Handler>();
     for (const name of ['constructor', '__proto__', 'toString', 'hasOwnProperty', 'valueOf', '']) {

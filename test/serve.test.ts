@@ -136,6 +136,16 @@ describe.each(PROFILES)('what waits in a mailbox, %s', (profile) => {
   });
 });
 
+test('a method that is no function ends the start, and not a call much later', async () => {
+  const w = serving();
+  w.methods.set('x', 5 as unknown as Handler);
+  await expect(w.start()).rejects.toMatchObject({
+    code: 'bad_option',
+    message: 'the handler of x is no function: number',
+  });
+  expect(w.service.stats.requests).toBe(0);
+});
+
 describe.each(PROFILES)('answers, %s', (profile) => {
   test('ids go back with their type; results and errors by the specification', async () => {
     const w = serving(profile);
