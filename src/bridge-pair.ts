@@ -214,8 +214,8 @@ class Door implements Listener {
  * Makes our key known to the server of a mailbox by a code that its operator told us.
  *
  * @returns the DID of the server, which has proved that it knows the code
- * @throws RpcError 1004: not the code, or no longer; CallTimeout: the same, after some tries
- * @throws TechnocoreError `bad_code`; `not_paired`: who answered does not know the code
+ * @throws RpcError 1004: not the code, or no longer
+ * @throws TechnocoreError `bad_code`; `not_paired`: who answered does not know the code; `not_offered`: nobody answers to it
  * @throws as {@link call}
  */
 export async function pair(
@@ -228,13 +228,28 @@ export async function pair(
   const room = pairingRoom(mailbox);
   // Anybody may answer this; who does proves below that it is the server.
   const hello = proofOf(code, 'caller', mailbox, '', signer.did);
-  const told = await call<Json>(room, 'pair', { hello }, signer, o);
+  const told = await asked(call<Json>(room, 'pair', { hello }, signer, o));
   const server = isObject(told) ? told['did'] : undefined;
   const failed = (): TechnocoreError => new TechnocoreError('not_paired', 'who answered does not know the code');
   if (typeof server !== 'string' || !isDid(server)) throw failed();
   const proof = proofOf(code, 'caller', mailbox, server, signer.did);
-  const answer = await call<Json>(room, 'pair', { proof }, signer, { ...o, peer: server });
+  const answer = await asked(call<Json>(room, 'pair', { proof }, signer, { ...o, peer: server }));
   const shown = isObject(answer) ? answer['proof'] : undefined;
   if (!isProof(shown, proofOf(code, 'server', mailbox, server, signer.did))) throw failed();
   return server;
+}
+
+/** The room in which pairing happens is nobody's business: that no answer comes from it says what became of the code. */
+async function asked(answer: Promise<Json>): Promise<Json> {
+  try {
+    return await answer;
+  } catch (cause) {
+    // With a cause of its own it was the service that did not answer, or another key that did.
+    if (!TechnocoreError.is(cause) || cause.code !== 'call_timeout' || cause.cause !== undefined) throw cause;
+    throw new TechnocoreError(
+      'not_offered',
+      'this code is not being offered: it was used, or has expired, or its `mcp serve` has ended',
+      cause,
+    );
+  }
 }

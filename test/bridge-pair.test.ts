@@ -47,7 +47,15 @@ test('the code lets one key in, and proves the server', async () => {
     const text = JSON.stringify(messages).toUpperCase();
     for (const part of [CODE, normalCode(CODE), ...CODE.split('-').slice(0, 5)]) expect(text).not.toContain(part);
   }
-  await expect(w.run(pair(MAILBOX, CODE, EVE, as(w, 'eve')))).rejects.toMatchObject({ code: 'call_timeout' });
+  await expect(w.run(pair(MAILBOX, CODE, EVE, as(w, 'eve')))).rejects.toMatchObject({ code: 'not_offered' });
+});
+
+test('of a service that is gone it is said, and not of the code', async () => {
+  const w = world();
+  const gone = { ...as(w, 'ada'), fetch: () => Promise.reject(new TypeError('fetch failed')) };
+  await expect(w.run(pair(MAILBOX, CODE, ADA, gone))).rejects.toMatchObject({
+    code: expect.stringMatching(/^(call_timeout|unavailable|may_have_landed)$/),
+  });
 });
 
 test('of two that come at once one is let in', async () => {
@@ -71,7 +79,7 @@ test('wrong codes are told so a few times, and end nothing: ten minutes do', asy
     });
   }
   await expect(w.run(pair(MAILBOX, pairingCode(random), EVE, as(w, 'eve')))).rejects.toMatchObject({
-    code: 'call_timeout',
+    code: 'not_offered',
   });
   // Whoever was wrong may be right at last.
   expect(await w.run(pair(MAILBOX, CODE, EVE, as(w, 'eve')))).toBe(SERVER.did);
