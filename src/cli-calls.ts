@@ -1,13 +1,9 @@
 /**
- * The command line: calling and serving.
+ * The command line: calling.
  *
  * @module
  */
-import { mkdirSync, readFileSync, realpathSync } from 'node:fs';
-import { createRequire } from 'node:module';
-import { dirname, join, resolve } from 'node:path';
 import { text as textOf } from 'node:stream/consumers';
-import { fileURLToPath, pathToFileURL } from 'node:url';
 import { askedBack } from './cli-ask.ts';
 import {
   type Args,
@@ -28,20 +24,14 @@ import { isObject, type Json } from './frames.ts';
 import {
   type CallOptions,
   call,
-  type Event,
-  fileCursor,
-  type Handler,
   isDid,
   mcpCallTool,
   mcpListTools,
-  methods,
   notify,
-  publishIdentity,
   type Signer,
-  serve,
+  TechnocoreError,
   type Tool,
   type ToolResult,
-  tools,
 } from './technocore-rpc.ts';
 
 const CALL: Record<string, Flag> = {
@@ -74,6 +64,23 @@ async function jsonFrom(word: string | undefined): Promise<Json | undefined> {
   }
   if (!isObject(value) && !Array.isArray(value)) throw new Usage('parameters are a JSON object, or an array');
   return value as Json;
+}
+
+/** What may have come of a call that was interrupted. */
+const SENT = 'the request may have been sent, and may be done all the same';
+
+/**
+ * Of parameters by position, what the person who typed them can do.
+ *
+ * @throws the cause itself, when it is another one
+ */
+function inWords(cause: unknown): never {
+  if (!TechnocoreError.is(cause) || cause.code !== 'no_reply_address') throw cause;
+  throw new TechnocoreError(
+    cause.code,
+    `parameters by position, […], have no place for where the answer goes; name them: '{"a":1,"b":2}'`,
+    cause,
+  );
 }
 
 /** What to do about an answer that asks back. */
@@ -109,137 +116,7 @@ function printTools(args: Args, list: Tool[]): void {
   }
 }
 
-// --- serving -----------------------------------------------------------------------------------------------------
-
-/** Events that their owner wants to see in any case. */
-const LOUD = /^(handler-error|warning)$/;
-
-/** An event in one line: names and numbers, and what went wrong. */
-function eventLine({ kind, ...details }: Event): string {
-  const told = Object.entries(details).map(([name, value]) => {
-    const text = value instanceof Error ? value.message : typeof value === 'string' ? value : JSON.stringify(value);
-    return `${name}=${shown(String(text)).slice(0, 200)}`;
-  });
-  return `${kind} ${told.join(' ')}`.trimEnd();
-}
-
-/** Tells of each call how it went. */
-function watched(handlers: Map<string, Handler>): Map<string, Handler> {
-  const watch =
-    (name: string, handler: Handler): Handler =>
-    async (params, context) => {
-      const begun = performance.now();
-      const done = (how: string): void =>
-        tell(`${shown(context.from)} ${shown(name)} ${how}, ${Math.round(performance.now() - begun)} ms`);
-      try {
-        const result = await handler(params, context);
-        done('answered');
-        return result;
-      } catch (e) {
-        done('failed');
-        throw e;
-      }
-    };
-  return new Map([...handlers].map(([name, handler]) => [name, watch(name, handler)]));
-}
-
-/** After which a module that is still being loaded is likely to wait for something that does not come, ms. */
-const LOADING_MS = 3000;
-
-/**
- * The command line of the copy of this package that a module imports, when it is not this one: what the module registers
- * lies in that copy, and its classes are not ours.
- */
-function cliOf(path: string): string | undefined {
-  try {
-    const manifest = createRequire(path).resolve('technocore-rpc/package.json');
-    const { bin } = JSON.parse(readFileSync(manifest, 'utf8'));
-    const its = realpathSync(join(dirname(manifest), bin['technocore-rpc']));
-    return dirname(its) === dirname(realpathSync(fileURLToPath(import.meta.url))) ? undefined : its;
-  } catch {
-    // It can import none.
-    return undefined;
-  }
-}
-
-/**
- * What a module offers: its `methods` (a Map, or an object of functions), else each function that it exports, and what it
- * registers in ours.
- */
-async function offered(
-  path: string,
-  file: string,
-): Promise<{ methods: Map<string, Handler>; tools: Map<string, Tool> }> {
-  const before = methods.size + tools.size;
-  let module: Record<string, unknown>;
-  const late = setTimeout(
-    () =>
-      tell(`${file} is still being loaded; it must not serve by itself, but export or register what is to be served`),
-    LOADING_MS,
-  );
-  try {
-    module = await import(pathToFileURL(path).href);
-  } catch (e) {
-    throw new Usage(`${file} cannot be loaded: ${(e as Error).message}`);
-  } finally {
-    clearTimeout(late);
-  }
-  const named = module['methods'] ?? module;
-  const entries = named instanceof Map ? [...named] : Object.entries(named as object);
-  const own = entries.filter(([, value]) => typeof value === 'function') as [string, Handler][];
-  const list = module['tools'];
-  if (own.length === 0 && !(list instanceof Map) && methods.size + tools.size === before) {
-    throw new Usage(`${file} neither exports nor registers methods or tools`);
-  }
-  return { methods: new Map([...methods, ...own]), tools: list instanceof Map ? list : tools };
-}
-
-async function served(args: Args): Promise<number> {
-  const file = args.words[0]!;
-  const path = resolve(file);
-  const its = cliOf(path);
-  if (its !== undefined) {
-    // It finds the same arguments, and leaves its exit code there.
-    await import(pathToFileURL(its).href);
-    return Number(process.exitCode);
-  }
-  const { methods: handlers, tools: list } = await offered(path, file);
-  const allowed = args.all('allow');
-  const stranger = allowed.find((did) => !isDid(did));
-  if (stranger !== undefined) throw new Usage(`--allow takes a did:key, not ${JSON.stringify(stranger)}`);
-  const concurrency = args.number('concurrency', 1, 1024);
-  const signer = await args.signer();
-  const mailbox = args.text('mailbox') ?? ownMailbox(signer, 'serve');
-  const state = args.text('state');
-  if (state !== undefined) mkdirSync(state, { recursive: true, mode: 0o700 });
-  const ledger = state === undefined ? undefined : await args.ledger(join(state, 'ledger'));
-  const isVerbose = args.has('verbose');
-  const service = args.patient((event) => {
-    if (isVerbose || LOUD.test(event.kind)) tell(eventLine(event));
-  });
-  let isReady = false;
-  try {
-    if (args.has('publish')) await publishIdentity(signer, { mailbox }, service);
-    await serve(mailbox, signer, {
-      ...service,
-      methods: isVerbose ? watched(handlers) : handlers,
-      tools: list,
-      ...(allowed.length > 0 && { allow: (from) => allowed.includes(from) }),
-      ...(concurrency !== undefined && { concurrency }),
-      ...(args.has('claim') && { claim: true }),
-      ...(ledger && { ledger, cursor: fileCursor(join(state!, 'cursor')) }),
-      onReady() {
-        isReady = true;
-        print(args.json ? json({ mailbox, did: signer.did }, true) : `${mailbox}\n${signer.did}`);
-      },
-    });
-  } finally {
-    await ledger?.close?.();
-  }
-  return isReady ? EXIT.ok : EXIT.interrupted;
-}
-
-/** `call`, `tools` and `serve`. */
+/** `call` and `tools`. */
 export const callCommands: Record<string, Command> = {
   call: {
     args: '<to> <method> [params]',
@@ -257,11 +134,12 @@ export const callCommands: Record<string, Command> = {
       const retry = args.number('retry', 0, 100);
       const signer = await args.signer();
       if (args.has('notify')) {
-        await notify(to, method, params, signer, args.service);
+        await args.risking(SENT, notify(to, method, params, signer, args.service));
         return EXIT.ok;
       }
       const o = { ...callOptions(args, signer), ...(retry !== undefined && { retry }) };
-      const result = await waiting(`waiting for ${shown(to)}`, call<Json>(to, method, params, signer, o));
+      const calling = args.risking(SENT, call<Json>(to, method, params, signer, o).catch(inWords));
+      const result = await waiting(`waiting for ${shown(to)}`, calling);
       print(json(result, args.json));
       const advice = args.json ? undefined : adviceFor(result, to);
       if (advice !== undefined) tell(advice);
@@ -287,37 +165,13 @@ the question is printed.`,
         printTools(args, await waiting(what, mcpListTools(to, signer, o)));
         return EXIT.ok;
       }
-      const result = await waiting(
-        what,
-        mcpCallTool(to, name, given as { [key: string]: Json }, signer, { ...o, onInput: askedBack(args) }),
-      );
+      const calling = mcpCallTool(to, name, given as { [key: string]: Json }, signer, {
+        ...o,
+        onInput: askedBack(args),
+      });
+      const result = await waiting(what, args.risking(SENT, calling));
       printResult(args, result);
       return result.isError ? EXIT.refused : EXIT.ok;
     },
-  },
-  serve: {
-    args: '<module>',
-    about: 'serves what a JavaScript module exports, until Ctrl-C',
-    words: [1, 1],
-    flags: {
-      ...SERVICE,
-      ...KEY,
-      mailbox: { value: 'room', about: 'default: one that only this key can name' },
-      publish: { about: 'write the mailbox into the identity note, so that others can call the DID' },
-      allow: { value: 'did', about: 'only this key may call; repeatable. Default: everybody', multiple: true },
-      concurrency: { value: 'count', about: 'handlers at a time; default: 16' },
-      claim: { about: 'share the mailbox with other servers that have the same key' },
-      state: {
-        value: 'directory',
-        about: 'keep requests and the place in the mailbox there, over restarts; made if need be',
-      },
-      verbose: { about: 'tell on stderr of each call, and of what was refused or skipped' },
-    },
-    more: `The module exports functions (params, context) => result; or \`methods\`, a Map or an object of them; or \`tools\`, a Map;
-or it registers by \`methods.set\` and \`tool\` of technocore-rpc. A module that can import a copy of the package is served by
-that copy, wherever this command comes from.
-Prints the mailbox and the DID once it serves. Ctrl-C: what was begun is answered first; a second one ends it at once. Exit
-code ${EXIT.ok} when it had served, ${EXIT.interrupted} when it was not ready yet.`,
-    run: served,
   },
 };

@@ -3,7 +3,7 @@
  *
  * @module
  */
-import { type Command, EXIT, hasKey, KEY, keyHome, print, tell, Usage } from './cli-kit.ts';
+import { type Command, EXIT, hasKey, keyHome, print, tell, Usage } from './cli-kit.ts';
 import { Signer } from './technocore-rpc.ts';
 
 /** `keygen` and `did`. */
@@ -32,8 +32,9 @@ export const keyCommands: Record<string, Command> = {
   did: {
     args: '',
     about: 'the DID of a key',
-    flags: KEY,
-    more: '$SIGN_SEED holds a seed, 64 hex digits, or any other text: a passphrase, whose SHA-256 is the seed. Here no key is made.',
+    flags: { dir: { value: 'directory', about: 'where the key is; default: $SIGN_SEED, else ~/.technocore' } },
+    more: `$SIGN_SEED holds a seed, 64 hex digits, or any other text: a passphrase, whose SHA-256 is the seed. No key is made: that
+is done by keygen, and by the first command that signs.`,
     async run(args) {
       const dir = args.text('dir');
       // Looking must not make a key.

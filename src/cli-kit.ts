@@ -74,8 +74,15 @@ export const KEY: Record<string, Flag> = {
   dir: { value: 'directory', about: 'where the key is, made at first use; default: $SIGN_SEED, else ~/.technocore' },
 };
 
+/** How long what ends by itself waits in silence for a service that does not answer, ms. */
+const SILENCE_MS = 1500;
 /** How soon it is said again that a service does not answer, and how late at most, ms. */
 const OUTAGE_MS = [10_000, 600_000] as const;
+
+/** What was wrong with the service, if it is that of which an event tells. */
+function outageIn({ kind, cause }: Event): TechnocoreError | undefined {
+  return kind === 'retry' && TechnocoreError.is(cause) && cause.code === 'unavailable' ? cause : undefined;
+}
 
 const ALL: Record<string, Flag> = {
   json: { about: 'one JSON text a line instead of words, for scripts' },
@@ -89,6 +96,8 @@ export class Args {
   readonly words: string[];
   readonly json: boolean;
   readonly #values: Record<string, unknown>;
+  readonly #begun = performance.now();
+  #isOutageTold = false;
   #interrupt: AbortController | undefined;
 
   constructor(command: Command, args: string[]) {
@@ -165,10 +174,41 @@ export class Args {
     return this.#interrupt?.signal.aborted === true;
   }
 
-  /** Options for the library. */
-  get service(): Options {
+  /** Says something beside the result. */
+  remark(code: string, message: string): void {
+    tell(this.json ? json({ code, message }, true) : shown(message));
+  }
+
+  /** Work that changes something elsewhere: who interrupts it is told what may have come of it. */
+  async risking<T>(what: string, work: Promise<T>): Promise<T> {
+    try {
+      return await work;
+    } catch (cause) {
+      if (this.isInterrupted) this.remark('interrupted', `interrupted; ${what}`);
+      throw cause;
+    }
+  }
+
+  get #reach(): Options {
     const base = this.text('base');
     return { signal: this.signal, ...(base !== undefined && { base }) };
+  }
+
+  #tellOutage(cause: TechnocoreError): void {
+    const base = shownBase(transportOf(this.#reach).base);
+    const how = cause.message.replace(`${base} `, '');
+    this.remark(cause.code, `the service at ${base} does not answer (${how}), and is asked again`);
+  }
+
+  /** Options for the library. Whoever waits is told once, after a while, that the service does not answer. */
+  get service(): Options {
+    const onEvent = (event: Event): void => {
+      const cause = outageIn(event);
+      if (!cause || this.#isOutageTold || performance.now() - this.#begun < SILENCE_MS) return;
+      this.#isOutageTold = true;
+      this.#tellOutage(cause);
+    };
+    return { ...this.#reach, onEvent };
   }
 
   /**
@@ -176,26 +216,22 @@ export class Args {
    * first failure, and then ever more rarely.
    */
   patient(onEvent: (event: Event) => void = () => {}): Options {
-    const { service } = this;
-    const base = shownBase(transportOf(service).base);
     let [spacing, quietUntil, last]: [number, number, number] = [OUTAGE_MS[0], 0, Number.NEGATIVE_INFINITY];
     const told = (event: Event): void => {
-      const { kind, cause } = event;
-      if (kind === 'retry' && TechnocoreError.is(cause) && cause.code === 'unavailable') {
+      const cause = outageIn(event);
+      if (cause) {
         const now = performance.now();
         if (now - last > OUTAGE_MS[1]) [spacing, quietUntil] = [OUTAGE_MS[0], 0];
         last = now;
         if (now >= quietUntil) {
           quietUntil = now + spacing;
           spacing = Math.min(2 * spacing, OUTAGE_MS[1]);
-          const how = cause.message.replace(`${base} `, '');
-          const message = `the service at ${base} does not answer (${how}), and is asked again`;
-          tell(this.json ? json({ code: cause.code, message }, true) : shown(message));
+          this.#tellOutage(cause);
         }
       }
       onEvent(event);
     };
-    return { ...service, onEvent: told };
+    return { ...this.#reach, onEvent: told };
   }
 
   /** A ledger in a file. Another process may hold it for a while yet, and Ctrl-C ends the wait for it. */
@@ -209,12 +245,24 @@ export class Args {
   async signer(): Promise<Signer> {
     const dir = this.text('dir');
     const seed = process.env['SIGN_SEED'];
-    if (dir === undefined && seed) return Signer.fromPassphrase(seed);
+    if (dir === undefined && seed) {
+      if (isAlmostSeed(seed)) {
+        const how = `SIGN_SEED has ${seed.length} characters, and a seed is exactly 64 hex digits`;
+        this.remark('warning', `warning: ${how}: it is taken for a passphrase, which is another key`);
+      }
+      return Signer.fromPassphrase(seed);
+    }
     const isNew = !hasKey(dir);
     const signer = await Signer.fromDir(dir);
     if (isNew) tell(`a new key, ${signer.did}, in ${keyHome(dir)}`);
     return signer;
   }
+}
+
+/** Whether a passphrase looks as if a seed was meant: some digits too few or too many, `0x` or blanks around it. */
+function isAlmostSeed(text: string): boolean {
+  const digits = text.trim().replace(/^0x/i, '');
+  return /^[0-9a-f]{62,66}$/i.test(digits) && !/^[0-9a-f]{64}$/i.test(text);
 }
 
 /** The directory of a key. */
@@ -231,7 +279,7 @@ export const ownMailbox = (signer: Signer, purpose: string): string =>
 
 export const print = (line: string): void => void process.stdout.write(`${line}\n`);
 /** What is no result: on stderr, so that the result can be piped. */
-export const tell = (line: string): void => void process.stderr.write(`${line}\n`);
+export const tell = (line: string): void => void process.stderr.write(`${isWaiting ? CLEAR : ''}${line}\n`);
 
 /** A stranger's text on one line of a terminal: no escape sequences, nothing that turns the direction of writing. */
 export const shown = (text: string): string => text.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu, ' ');
@@ -247,6 +295,10 @@ export function json(value: unknown, isCompact: boolean): string {
 
 const lowHalf = (found: string): string => (found.length > 1 ? `\\u${found.charCodeAt(1).toString(16)}` : '');
 
+/** Makes the line of a terminal empty. */
+const CLEAR = '\r\x1b[2K';
+/** While the line of the terminal may say what is waited for. */
+let isWaiting = false;
 /** While a person is asked, nothing else is written to the terminal. */
 let isPrompting = false;
 
@@ -255,19 +307,21 @@ export async function waiting<T>(what: string, work: Promise<T>): Promise<T> {
   const { stderr } = process;
   if (!stderr.isTTY) return work;
   const begun = performance.now();
+  isWaiting = true;
   const timer = setInterval(() => {
-    if (!isPrompting) stderr.write(`\r\x1b[2K${what} … ${Math.round((performance.now() - begun) / 1000)} s`);
+    if (!isPrompting) stderr.write(`${CLEAR}${what} … ${Math.round((performance.now() - begun) / 1000)} s`);
   }, 1000);
   try {
     return await work;
   } finally {
     clearInterval(timer);
-    stderr.write('\r\x1b[2K');
+    isWaiting = false;
+    stderr.write(CLEAR);
   }
 }
 
 /** Errors of ours that are about the arguments. They come before anything is done. */
-const WRONG_INPUT = /^(bad_(name|option|params|code|invite)|empty_text|frame_too_long)$/;
+const WRONG_INPUT = /^(bad_(name|option|params|code|invite)|no_reply_address|empty_text|frame_too_long)$/;
 
 /**
  * What a person types, one line; undefined at the end of the input.
@@ -289,6 +343,15 @@ export async function prompted(args: Args, question: string): Promise<string | u
   }
 }
 
+/** An event as it is shown: times in whole ms. */
+export const rounded = (event: Event): Event =>
+  Object.fromEntries(
+    Object.entries(event).map(([name, value]) => [
+      name,
+      typeof value === 'number' && /ms$/i.test(name) ? Math.round(value) : value,
+    ]),
+  ) as Event;
+
 /** What went wrong, in one line, and the code to exit with. */
 export function failure(e: unknown, isJson: boolean): number {
   if (!TechnocoreError.is(e)) {
@@ -303,7 +366,7 @@ export function failure(e: unknown, isJson: boolean): number {
   );
   if (code === 'rpc' || code === 'input_required') return EXIT.refused;
   if (WRONG_INPUT.test(code)) return EXIT.usage;
-  return /^(call_timeout|unavailable|rate_limited)$/.test(code) ? EXIT.noAnswer : EXIT.failed;
+  return /^(call_timeout|not_offered|unavailable|rate_limited)$/.test(code) ? EXIT.noAnswer : EXIT.failed;
 }
 
 // --- help --------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import {
   ownMailbox,
   print,
   prompted,
+  rounded,
   SERVICE,
   shown,
   tell,
@@ -84,7 +85,9 @@ const plain = ({ answer: _, ...event }: Event): object =>
 const listener = (args: Args): ((event: Event) => void) => {
   const isVerbose = args.has('verbose');
   return (event) => {
-    if (isVerbose || LOUD.has(event.kind)) tell(args.json ? json(plain(event), true) : eventLine(event));
+    if (!isVerbose && !LOUD.has(event.kind)) return;
+    const told = rounded(event);
+    tell(args.json ? json(plain(told), true) : eventLine(told));
   };
 };
 
@@ -318,7 +321,7 @@ async function pairWith(
     tell(`Paired with ${known.did} before.`);
     return;
   }
-  const did = await pair(mailbox, code, signer, o);
+  const did = await waiting('waiting for the other side to know the code', pair(mailbox, code, signer, o));
   await pairs.setServer(mailbox, { did, used });
   tell(`Paired with ${did}.`);
 }

@@ -28,6 +28,10 @@ function placeOf(args: Args): { since?: number; limit?: number } {
   return { ...(since !== undefined && { since }), ...(limit !== undefined && { limit }) };
 }
 
+/** That an empty room is no wrong answer, but may be a mistyped name. */
+const nothingIn = (room: string, since: number | undefined): string =>
+  `nothing stands in ${room}${since === undefined ? '' : ` after ${since}`}`;
+
 /** A message for a person. Writers and texts are strangers'. */
 const lineOf = ({ seq, ts, from, text }: Message): string => `[${seq}] ${shown(ts)} ${shown(from)} ${shown(text)}`;
 
@@ -62,10 +66,9 @@ export const roomCommands: Record<string, Command> = {
       const [room = '', word = ''] = args.words;
       const text = word === '-' ? await textOf(process.stdin) : word;
       const nick = args.text('nick');
-      const said =
-        nick === undefined
-          ? await (await args.signer()).say(room, text, args.service)
-          : await say(room, nick, text, args.service);
+      const saying =
+        nick === undefined ? (await args.signer()).say(room, text, args.service) : say(room, nick, text, args.service);
+      const said = await args.risking('the line may have been written', saying);
       print(args.json ? json(said, true) : `${said.seq}`);
       return EXIT.ok;
     },
@@ -93,6 +96,7 @@ export const roomCommands: Record<string, Command> = {
       if (seconds && place.since === undefined) throw new Usage('--wait needs --since');
       const view = await read(room, { ...args.service, ...place, ...(seconds && { waitMs: seconds * 1000 }) });
       if (args.json) print(json(view, true));
+      else if (view.messages.length === 0) tell(nothingIn(room, place.since));
       else for (const m of view.messages) print(lineOf(m));
       return EXIT.ok;
     },
@@ -114,7 +118,10 @@ An old service keeps no signatures: its messages are "unverifiable".`,
       }
       if (sig !== undefined) throw new Usage('one room, or a DID, a signature and the signed text');
       let bad = 0;
-      for (const m of (await read(room, { ...args.service, ...placeOf(args) })).messages) {
+      const place = placeOf(args);
+      const { messages } = await read(room, { ...args.service, ...place });
+      if (messages.length === 0) args.remark('empty', nothingIn(room, place.since));
+      for (const m of messages) {
         const reason = m.sig === undefined ? 'no signature' : explain(room, m);
         const verdict = m.sig === undefined ? 'unverifiable' : reason === undefined ? 'valid' : 'invalid';
         if (verdict === 'invalid') bad++;

@@ -12,6 +12,7 @@ import { localCommands } from './cli-local.ts';
 import { mcpCommands } from './cli-mcp.ts';
 import { parleyCommands } from './cli-parley.ts';
 import { roomCommands } from './cli-rooms.ts';
+import { serveCommands } from './cli-serve.ts';
 
 /** By name, which may be of two words. */
 const commands: Record<string, Command> = {
@@ -19,6 +20,7 @@ const commands: Record<string, Command> = {
   ...keyCommands,
   ...roomCommands,
   ...callCommands,
+  ...serveCommands,
   ...parleyCommands,
   ...mcpCommands,
 };
@@ -35,6 +37,7 @@ function find(argv: string[]): [name: string, args: string[]] {
 }
 
 const HELP = ['help', '--help', '-h'];
+const VERSION = ['--version', '-v', '-V'];
 
 /** The help that arguments ask for which name no single command: that of all, or of those that begin with one word. */
 function helpFor(argv: string[]): string | undefined {
@@ -53,7 +56,7 @@ async function main(argv: string[]): Promise<number> {
     return argv.some((word) => HELP.includes(word)) ? EXIT.ok : EXIT.usage;
   }
   if (HELP.includes(first!)) return main([...argv.slice(1), '--help']);
-  if (first === '--version') {
+  if (VERSION.includes(first!)) {
     print(JSON.parse(readFileSync(new URL(import.meta.resolve('technocore-rpc/package.json')), 'utf8')).version);
     return EXIT.ok;
   }

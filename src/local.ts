@@ -14,6 +14,7 @@ import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { AddressInfo, Socket } from 'node:net';
 import { concat, utf8 } from './bytes.ts';
 import { Unavailable } from './errors.ts';
+import { systemCode } from './files.ts';
 import { type Clock, systemClock } from './http.ts';
 import { type Limits, type LocalStats, limitsOf, Parking } from './local-limits.ts';
 import { RelayService } from './local-relay.ts';
@@ -270,7 +271,9 @@ async function listen(
     );
   });
   await new Promise<void>((resolve, reject) => {
-    server.once('error', (cause) => reject(new Unavailable(`cannot listen on ${host} port ${port}`, cause)));
+    server.once('error', (cause) => {
+      reject(new Unavailable(`cannot listen on ${host} port ${port}: ${systemCode(cause) ?? cause.message}`, cause));
+    });
     server.listen(port, host, resolve);
   });
   const { address, family, port: bound } = server.address() as AddressInfo;

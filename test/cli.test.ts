@@ -5,9 +5,9 @@ import { cp, mkdir, mkdtemp, readFile, rm, symlink, writeFile } from 'node:fs/pr
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test, vi } from 'vitest';
-import { Args } from '../src/cli-kit.ts';
+import { Args, failure, rounded } from '../src/cli-kit.ts';
 import { createLocalService, type Listening } from '../src/local.ts';
-import { Signer, say, Unavailable } from '../src/technocore-rpc.ts';
+import { Signer, say, TechnocoreError, Unavailable } from '../src/technocore-rpc.ts';
 import { buildBundles } from './build.ts';
 import { FREE, until } from './support.ts';
 
@@ -139,7 +139,8 @@ describe('help and arguments', () => {
 
   test('--version is that of the package', async () => {
     const { version } = JSON.parse(await readFile(new URL('../package.json', import.meta.url), 'utf8'));
-    expect((await cli('--version')).out).toBe(`${version}\n`);
+    for (const flag of ['--version', '-v', '-V'])
+      expect(await cli(flag)).toEqual({ out: `${version}\n`, err: '', code: 0 });
   });
 });
 
@@ -162,6 +163,23 @@ describe('keys', () => {
     const seed = await readFile(join(dir, 'seed'), 'utf8');
     for (const { out, err } of [made, again, await cli('did', '--dir', dir)]) expect(out + err).not.toContain(seed);
   });
+
+  test.each(['a'.repeat(63), 'A'.repeat(65), `0x${'a'.repeat(64)}`, `${'a'.repeat(64)}\n`])(
+    '%j for a seed is taken for a passphrase, with a warning',
+    async (seed) => {
+      const { out, err, code } = await start(['did'], { env: { SIGN_SEED: seed } }).done;
+      expect([code, out]).toEqual([0, `${Signer.fromPassphrase(seed).did}\n`]);
+      expect(err).toMatch(new RegExp(`^warning: SIGN_SEED has ${seed.length} characters.*passphrase`));
+      expect(err.toLowerCase()).not.toContain('aaaa');
+    },
+  );
+
+  test.each(['a'.repeat(64), 'B'.repeat(64), 'correct horse', 'a'.repeat(40), 'g'.repeat(63)])(
+    '%j is a seed or a passphrase without a doubt',
+    async (seed) => {
+      expect((await start(['did'], { env: { SIGN_SEED: seed } }).done).err).toBe('');
+    },
+  );
 
   test('looking makes no key; using one makes it, and says so', async () => {
     const elsewhere = join(home, 'empty');
@@ -199,6 +217,19 @@ describe('rooms', () => {
     const { did, sig, canonical } = seeded(12).signer.signMessage('lobby', 5, 'hello');
     expect(await cli('verify', did, sig, canonical)).toMatchObject({ out: 'valid\n', code: 0 });
     expect(await cli('verify', did, sig, `${canonical}!`)).toMatchObject({ out: 'invalid\n', code: 3 });
+  });
+
+  test('of an empty room it is said that nothing stands there', async () => {
+    const room = `p-nobody-${Date.now()}`;
+    const err = `nothing stands in ${room}\n`;
+    expect(await cli('read', room)).toEqual({ out: '', err, code: 0 });
+    expect(await cli('verify', room)).toEqual({ out: '', err, code: 0 });
+    const machine = await cli('verify', room, '--json');
+    expect([machine.out, JSON.parse(machine.err)]).toEqual(['', { code: 'empty', message: err.trim() }]);
+    expect((await cli('read', room, '--json')).err).toBe('');
+    await say(room, 'ada', 'one', { base: service.url });
+    expect((await cli('read', room, '--since', '1')).err).toBe(`nothing stands in ${room} after 1\n`);
+    expect((await cli('read', room)).err).toBe('');
   });
 
   test("a stranger's text does nothing to a terminal", async () => {
@@ -250,6 +281,26 @@ describe('rooms', () => {
     vi.restoreAllMocks();
   });
 
+  test('what ends by itself says it once, after a while', () => {
+    const said: string[] = [];
+    vi.spyOn(process.stderr, 'write').mockImplementation((text) => said.push(String(text)) > 0);
+    const now = vi.spyOn(performance, 'now').mockReturnValue(1000);
+    const { service } = new Args({ args: '', about: '', run: async () => 0 }, ['--json']);
+    const lines = (ms: number, cause: unknown = new Unavailable('gone')): number => {
+      now.mockReturnValue(ms);
+      service.onEvent!({ kind: 'retry', cause });
+      return said.length;
+    };
+    expect([1000, 2400].map((ms) => lines(ms))).toEqual([0, 0]);
+    expect(lines(2600, new Error('another'))).toBe(0);
+    expect([2600, 99_000].map((ms) => lines(ms))).toEqual([1, 1]);
+    vi.restoreAllMocks();
+    expect(JSON.parse(said[0]!)).toMatchObject({
+      code: 'unavailable',
+      message: expect.stringMatching(/^the service at .* does not answer \(gone\), and is asked again$/),
+    });
+  });
+
   test('--follow goes on until Ctrl-C, which is a good end', async () => {
     await say('p-tail-77', 'ada', 'one', { base: service.url });
     const { run, child, done } = start(['read', 'p-tail-77', '--follow', '--since', '0', '--json']);
@@ -277,6 +328,9 @@ describe('calls', () => {
       return 'done after all';
     }
     export function fail() { throw new Error('inside'); }
+    export const here = Object.assign(() => 'inside', { [Symbol.for('technocore-rpc.local')]: true });
+    export async function* some() { yield 'first'; return 'last'; }
+    export const big = () => 'x'.repeat(1e6);
     export const version = 7;
   `;
   const [callee, caller] = [seeded(21), seeded(22)];
@@ -309,7 +363,7 @@ describe('calls', () => {
     expect([code, out]).toEqual([3, '']);
     expect(JSON.parse(err)).toMatchObject({ code: 'rpc', rpc: { code: -32601 } });
     expect(await ask('call', mailbox, 'fail')).toMatchObject({ code: 3, err: expect.stringMatching(/^rpc: /) });
-    expect(server.run.err).toMatch(/fail failed, \d+ ms\nhandler-error .*inside/);
+    expect(server.run.err).toMatch(/handler-error .*inside\n\S+ fail error -32603 Internal error, \d+ ms\n/);
   });
 
   test('no answer has a code of its own, and says why', async () => {
@@ -318,6 +372,35 @@ describe('calls', () => {
     expect(JSON.parse(err)).toMatchObject({ code: 'call_timeout', reason: 'no-room' });
     const nowhere = await ask('call', 'mb-p-x', 'm', '--base', 'http://127.0.0.1:1', '--timeout', '1');
     expect([nowhere.code, nowhere.out]).toEqual([4, '']);
+  });
+
+  test('of a service that is not there the cause is named, and where one comes from', async () => {
+    const gone = await createLocalService().listen();
+    await gone.close();
+    const args = ['call', 'mb-p-x', 'm', '--base', gone.url, '--timeout', '1'];
+    const { err, code } = await ask(...args);
+    expect(code).toBe(4);
+    expect(err).toMatch(
+      /^call_timeout: .*: connection refused \(ECONNREFUSED\).*TECHNOCORE_URL.*technocore-rpc local.*\n$/,
+    );
+  });
+
+  test('who watches calls changes none: what is not for callers, and what answers in parts', async () => {
+    expect((await ask('call', mailbox, 'here')).err).toMatch(/^rpc: Method not found/);
+    expect((await ask('call', mailbox, 'some')).out).toBe('"first"\n');
+  });
+
+  test('parameters by position: what to do instead', async () => {
+    const { err, out, code } = await ask('call', mailbox, 'add', '[1,2]');
+    expect([code, out]).toEqual([2, '']);
+    expect(err).toMatch(/^no_reply_address: .*name them: '{"a":1,"b":2}'\nSee technocore-rpc call --help/);
+  });
+
+  test('an answer that the caller gets as an error is told as one', async () => {
+    expect((await ask('call', mailbox, 'big')).err).toMatch(/too large/);
+    expect(server.run.err).toMatch(/ big error -32603 The answer is too large: \d+ characters.*, \d+ ms\n/);
+    await ask('tools', mailbox, 'technocore/verify', '{"did":7}');
+    expect(server.run.err).toMatch(/ an MCP request answered, as failed, \d+ ms\n/);
   });
 
   // What the test needs of a terminal, Debian has from the start; elsewhere its options differ.
@@ -338,7 +421,8 @@ describe('calls', () => {
     const { run, child, done } = start(['call', mailbox, 'slow', '{}'], { env: caller.env });
     await until(() => begun() === 1 || run.code !== null);
     child.kill('SIGINT');
-    expect(await done).toMatchObject({ code: 130, out: '' });
+    const err = 'interrupted; the request may have been sent, and may be done all the same\n';
+    expect(await done).toEqual({ code: 130, out: '', err });
   });
 
   test('tools: the list, a result, and a tool that fails', async () => {
@@ -468,6 +552,67 @@ test('of a module that serves by itself, and so is never loaded, it is said what
   expect((await done).out).toBe('');
 });
 
+test('a module that waits for its own serve() is refused, and ended', async () => {
+  const library = new URL('../dist/technocore-rpc.js', import.meta.url).href;
+  await writeFile(
+    join(home, 'serves.mjs'),
+    `import { Signer, serve } from '${library}'; await serve('mb-p-own', Signer.generate());`,
+  );
+  const { code, out, err } = await cli('serve', join(home, 'serves.mjs'));
+  expect([code, out]).toEqual([2, '']);
+  expect(err).toMatch(
+    /waits for its own serve\(\): it must not serve by itself, but export.*\nSee technocore-rpc serve/,
+  );
+});
+
+test('of a module that offers nothing it is said what it may export', async () => {
+  await writeFile(join(home, 'nothing.mjs'), 'export const version = 7;');
+  const { code, err } = await cli('serve', join(home, 'nothing.mjs'));
+  expect([code, err]).toEqual([2, expect.stringMatching(/may export functions .*`methods`.*`tools`/)]);
+});
+
+test.each([
+  ['functions.cjs', 'module.exports = { add: ({ a, b }) => a + b, n: 7 };'],
+  ['methods.cjs', 'module.exports = { methods: { add: ({ a, b }) => a + b } };'],
+  ['map.mjs', 'export default new Map([["add", ({ a, b }) => a + b]]);'],
+])('%s: a default export is looked into', async (name, text) => {
+  const file = join(home, `${Date.now()}-${name}`);
+  await writeFile(file, text);
+  const server = start(['serve', file], { env: { SIGN_SEED: file } });
+  await until(() => server.run.out.split('\n').length === 3 || server.run.code !== null);
+  const mailbox = server.run.out.split('\n')[0]!;
+  const caller = seeded(51);
+  expect(await start(['call', mailbox, 'add', '{"a":1,"b":2}'], caller).done).toEqual({ out: '3\n', err: '', code: 0 });
+  server.child.kill('SIGINT');
+  expect((await server.done).code).toBe(0);
+});
+
+test('Ctrl-C says at once which calls are waited for; a second one ends them', async () => {
+  const file = join(home, `hangs-${Date.now()}.mjs`);
+  await writeFile(file, 'export const hang = () => (console.error("begun"), new Promise(() => {}));');
+  const server = start(['serve', file], { env: { SIGN_SEED: file } });
+  await until(() => server.run.out.split('\n').length === 3 || server.run.code !== null);
+  const waits = start(['call', server.run.out.split('\n')[0]!, 'hang'], seeded(52));
+  await until(() => server.run.err === 'begun\n' || waits.run.code !== null);
+  server.child.kill('SIGINT');
+  await until(() => server.run.err.includes('\n', 6) || server.run.code !== null);
+  expect(server.run.err).toBe('begun\nwaiting for 1 call, at most 90 s; Ctrl-C again ends at once\n');
+  server.child.kill('SIGINT');
+  expect((await server.done).code).toBe(130);
+  waits.child.kill('SIGKILL');
+});
+
+test('times of events are told in whole ms; other numbers as they are', () => {
+  const event = { kind: 'retry', afterMs: 83.31, ms: 0.4, ratio: 0.5, room: 'p-x' };
+  expect(rounded(event)).toEqual({ kind: 'retry', afterMs: 83, ms: 0, ratio: 0.5, room: 'p-x' });
+});
+
+test('that a pairing code is not offered has the exit code of what is not answered', () => {
+  vi.spyOn(process.stderr, 'write').mockReturnValue(true);
+  expect(failure(new TechnocoreError('not_offered', 'x'), false)).toBe(4);
+  vi.restoreAllMocks();
+});
+
 test('serve says that no service is there, and when it ends before it was ready, that is no good end', async () => {
   await writeFile(join(home, 'one.mjs'), 'export const one = () => 1;');
   const { run, child, done } = start(['serve', join(home, 'one.mjs'), '--base', 'http://127.0.0.1:1']);
@@ -478,7 +623,10 @@ test('serve says that no service is there, and when it ends before it was ready,
 
 test('serve keeps strangers out, and its state over a restart', async () => {
   const [owner, friend, stranger] = [seeded(31), seeded(32), seeded(33)];
-  await writeFile(join(home, 'count.mjs'), 'let n = 0; export const methods = { next: () => ++n };');
+  await writeFile(
+    join(home, 'count.mjs'),
+    'let n = 0; setInterval(() => {}, 1000); export const methods = { next: () => ++n };',
+  );
   const state = join(home, 'state');
   const args = ['serve', join(home, 'count.mjs'), '--state', state, '--allow', friend.signer.did, '--json'];
   const first = start(args, { env: owner.env });
@@ -558,6 +706,11 @@ describe('parley', () => {
     expect((await first.done).code).toBe(130);
     expect((await open.done).out).toMatch(/closed: interrupted\n$/);
   });
+});
+
+test('local says that its port is in use', async () => {
+  const { code, err } = await cli('local', '--port', new URL(service.url).port);
+  expect([code, err]).toEqual([4, expect.stringMatching(/^unavailable: cannot listen on \S+ port \d+: EADDRINUSE\n$/)]);
 });
 
 test('local serves until Ctrl-C, with the limits it was given', async () => {

@@ -16,7 +16,7 @@ const ORDER = `
   bridge-lines bridge-process bridge-handshake bridge-listeners bridge-greeting bridge-changes bridge-host bridge-child
   bridge-headers bridge-sse bridge-http bridge-pair bridge-pairs bridge-stdio
   demo-a2a demo-mcp demo-parley demo
-  cli-kit cli-ask cli-keys cli-local cli-rooms cli-calls cli-parley cli-mcp
+  cli-kit cli-ask cli-keys cli-local cli-rooms cli-calls cli-serve cli-parley cli-mcp
   cli
 `
   .trim()
