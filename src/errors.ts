@@ -20,9 +20,16 @@ export class TechnocoreError extends Error {
     Object.defineProperty(this, BRAND, { value: true });
   }
 
-  /** True for an error of this library, also one of another copy of it. */
-  static is(e: unknown): e is TechnocoreError {
-    return typeof e === 'object' && e !== null && (e as Record<symbol, unknown>)[BRAND] === true;
+  /**
+   * True for an error of this library, also one of another copy of it. Asked of a class derived from this one, as in
+   * `CallTimeout.is(e)`: for an error of that class, of this copy.
+   */
+  static is<E extends TechnocoreError>(this: abstract new (...args: never[]) => E, e: unknown): e is E {
+    const isOurs = typeof e === 'object' && e !== null && (e as Record<symbol, unknown>)[BRAND] === true;
+    // In JavaScript it may be handed on without its class, as to `filter`.
+    // biome-ignore lint/complexity/noThisInStatic: which class is asked is what it is about
+    const asked: abstract new (...args: never[]) => TechnocoreError = this ?? TechnocoreError;
+    return isOurs && (asked === TechnocoreError || e instanceof asked);
   }
 }
 
