@@ -86,7 +86,8 @@ export interface ServeOptions
   latency?: 'fast' | 'frugal';
   /**
    * Whether a signed note says, to whoever knows the mailbox, that it is served: one write at the start, every ten minutes,
-   * and at the end. Default true.
+   * and at the end; one read at the start, and until another server with this key is found, which is an event (`warning`),
+   * or told on the console where `onEvent` is not given. Default true.
    */
   presence?: boolean;
   /**
