@@ -521,7 +521,10 @@ export async function converse(
       answered = budgetOf(t, 'write').announce(`to ${line.replyTo}`);
     }
     const send = (): Promise<Sent> => {
-      const by = Math.min(deadline, clock.now() + timeoutMs) - Math.min(timeoutMs * ANSWER_SHARE, ANSWER_MS);
+      const now = clock.now();
+      const end = Math.min(deadline, now + timeoutMs);
+      // Where it is late already, the answer gets half of what is left.
+      const by = end - Math.min(timeoutMs * ANSWER_SHARE, ANSWER_MS, (end - now) / 2);
       const how = { signal: stop.signal, deadline: by };
       return isShared
         ? sendBatched(t, `${signer.did} ${room} ${line.replyTo}`, channel, text, how)

@@ -128,6 +128,8 @@ export class RoomCursor {
   /** Time of the message at `since`: another time there means another room (services without generations). */
   #mark: string | undefined;
   #empties = 0;
+  /** Where the cursor stood in a long silence: what came then may have followed upon another message, in another room. */
+  #doubted: Place | undefined;
   #unchecked = false;
   /** Set at 0 by a room that showed nothing, whose seq may go on all the same: the next message is then no gap. */
   #isBlank = false;
@@ -214,32 +216,34 @@ export class RoomCursor {
       }
     }
     if (fresh.length > 0) {
+      this.#doubted = this.#empties >= PROBE_EVERY ? this.place : undefined;
       this.#empties = 0;
       return this.#advance(fresh, isNext ? undefined : await this.#recover(since, fresh, signal));
     }
     if (view.lastSeq < since) return this.#restart(signal);
     // A service without generations echoes a cursor of a room that is gone; only a look without it shows the tail.
-    if (this.generation === undefined && ++this.#empties % PROBE_EVERY === 0) return this.#restart(signal);
-    return undefined;
+    if (this.generation !== undefined) return undefined;
+    const doubted = this.#doubted;
+    this.#doubted = undefined;
+    return ++this.#empties % PROBE_EVERY === 0 || doubted ? this.#restart(signal, doubted) : undefined;
   }
 
   /** Looks without a cursor whether the room was recreated, and if so begins with its first message. */
-  async #restart(signal?: AbortSignal): Promise<Batch | undefined> {
-    return this.#compare(await readView(this.#t, this.room, { limit: MAX_LIMIT }, signal));
+  async #restart(signal?: AbortSignal, place?: Place): Promise<Batch | undefined> {
+    return this.#compare(await readView(this.#t, this.room, { limit: MAX_LIMIT }, signal), place);
   }
 
-  /** Whether a view that was read without a cursor is of the room that the cursor stands in, as far as it shows. */
-  #isSame(view: PolledView): boolean {
-    const since = this.since!;
+  /** Whether a view that was read without a cursor is of the room that the cursor stands in, or stood in, as far as it shows. */
+  #isSame(view: PolledView, { since, mark: known } = this.place!): boolean {
     // An ephemeral room whose messages expired reads 0 while its seq goes on.
     if (view.lastSeq === 0 && roomClasses(this.room).e) return true;
     const mark = view.messages.find((m) => m.seq === since);
-    return view.lastSeq >= since && (mark === undefined || this.#mark === undefined || mark.ts === this.#mark);
+    return view.lastSeq >= since && (mark === undefined || known === undefined || mark.ts === known);
   }
 
-  #compare(view: PolledView): Batch | undefined {
+  #compare(view: PolledView, place?: Place): Batch | undefined {
     this.generation = view.generation ?? this.generation;
-    if (this.#isSame(view)) return undefined;
+    if (this.#isSame(view, place)) return undefined;
     return this.#recreated(view.messages, view);
   }
 

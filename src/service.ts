@@ -128,8 +128,9 @@ function refusalOf(t: Transport, reply: Reply, bucket: 'read' | 'write'): Techno
       if ((match = /^400 text too long: (\d+) characters, and the limit is (\d+)/.exec(text))) {
         return new FrameTooLong(Number(match[1]), Number(match[2]));
       }
-      // A refused nonce of which the rest was cut off.
-      if (/^400 nonce \d/.test(text)) return new Unavailable('the answer was cut short');
+      // A refused nonce of which the rest was cut off, as far as can be told.
+      if (/^400 nonce \d/.test(text) || '400 nonce '.startsWith(text))
+        return new Unavailable('the answer was cut short');
       if (/^400 empty text/.test(text)) return new EmptyText();
       if (/^400 nonce must be/.test(text)) return new BadNonce('the service takes nonces of 1 to 19 digits');
       if (/^400 bad (name|did:key)/.test(text)) return new BadName(text.slice(4, 120), 'the service refused a name');

@@ -273,6 +273,30 @@ describe('gaps', () => {
     expect(w.service.stats.requests - requests).toBe(251);
   });
 
+  test('what comes after a long silence may follow upon a message that was never seen: one look tells', async () => {
+    const w = world('0.7');
+    await say('x', 'a', 'old', w.o);
+    const cursor = new RoomCursor(w.t, 'x', 0);
+    expect((await cursor.next(0)).value!.messages).toHaveLength(1);
+    for (let i = 0; i < 7; i++) expect((await cursor.next(0)).value).toBeUndefined();
+    w.service.age('x', 8 * 86_400_000);
+    await w.clock.advance(1000);
+    await say('elsewhere', 'a', 'time passes', w.o);
+    await say('x', 'a', 'missed', w.o);
+    await say('x', 'a', 'seen', w.o);
+    const textsOf = async () => (await cursor.next(0)).value?.messages.map(({ text }) => text);
+    expect(await textsOf()).toEqual(['seen']);
+    expect(await textsOf()).toEqual(['missed', 'seen']);
+    // Where messages come all the time nothing is looked into.
+    const { requests } = w.service.stats;
+    for (let i = 0; i < 3; i++) {
+      await say('x', 'a', `${i}`, w.o);
+      expect(await textsOf()).toEqual([`${i}`]);
+      expect(await textsOf()).toBeUndefined();
+    }
+    expect(w.service.stats.requests - requests).toBe(9);
+  });
+
   test('an export that fails for a while is tried again; one that fails on and on is a gap', async () => {
     for (const [fails, lost] of [
       [3, false],

@@ -43,6 +43,8 @@ describe('refusals', () => {
       { code: 'stale_nonce', last: '9' },
     ],
     ['a stale nonce, cut off', 400, '400 nonce 5 is not great', { code: 'unavailable' }],
+    ['the same, cut off early', 400, '400 non', { code: 'unavailable' }],
+    ['the same, cut off at once', 400, '', { code: 'unavailable' }],
     ['fault 38: rooms', 400, '400 room limit reached (5120 rooms)\n', { code: 'capacity_reached' }],
     [
       'fault 38: room storage',
