@@ -13,7 +13,7 @@ import { toBase64url, toHex, utf8 } from './bytes.ts';
 import { hmacSha256, sha256 } from './crypto.ts';
 import { type Conflict, TechnocoreError } from './errors.ts';
 import { randomFloat, retrying, type Transport, within } from './http.ts';
-import type { PolledView } from './messages.ts';
+import { type PolledView, writtenAt } from './messages.ts';
 import { readNote, setNote } from './notes.ts';
 import { PATIENCE_MS, type Place, readView } from './rooms.ts';
 import type { Signer } from './signer.ts';
@@ -420,8 +420,8 @@ export class Claims {
       const by = this.#t.clock.now() + PATIENCE_MS;
       const view = (): Promise<PolledView> => readView(this.#t, this.#mailbox, { limit: 1 }, signal);
       const { lastSeq, messages } = await retrying(this.#t, by, view, signal);
-      const at = Date.parse(messages.at(-1)?.ts ?? '');
-      if (lives === this.#lives) return { lastSeq, at: Number.isFinite(at) ? at : undefined, isLater: lastSeq < since };
+      const last = messages.at(-1);
+      if (lives === this.#lives) return { lastSeq, at: last && writtenAt(last), isLater: lastSeq < since };
     }
   }
 
@@ -456,14 +456,13 @@ function floorBehind({ owner, done }: Part, place: Place, { lastSeq, at, isLater
   const end = Math.max(lastSeq, since);
   const isFree = owner === FREE;
   // Where rooms are counted their seqs go on from one to the next, and say all there is to say.
-  if (generation !== undefined) return { done, uncertain: isFree ? 0 : end };
+  if (generation !== undefined || (!isLater && done <= end)) return { done, uncertain: isFree ? 0 : end };
   if (isLater) {
     const anew = { done: 0, uncertain: isFree ? (done > lastSeq ? 0 : done) : lastSeq, until: at };
     return { done: done > lastSeq ? done : 0, uncertain: since, anew };
   }
   // Of a room before this one, or of this one and we are behind: then what we have read may be finished.
-  if (done > end) return { done: 0, uncertain: isFree ? since : end };
-  return { done, uncertain: isFree ? 0 : end };
+  return { done: 0, uncertain: isFree ? since : end };
 }
 
 interface Plan {

@@ -7,7 +7,7 @@
 import { OVER } from './clock.ts';
 import type { RingGap } from './errors.ts';
 import { budgetOf, Joint, orAbort, type Polled, poll, retrying, rhythmOf, sharedOf, type Transport } from './http.ts';
-import { type Message, verifyMessage } from './messages.ts';
+import { type Message, verifyMessage, writtenAt } from './messages.ts';
 import { isDid } from './names.ts';
 import { type Batch, PATIENCE_MS, type Place, RoomCursor } from './rooms.ts';
 import { learnLimits } from './service.ts';
@@ -459,8 +459,8 @@ export class Feed {
     return messages.map((m) => {
       const from = authorOf(this.#t, room, m);
       const { seq, text, nonce } = m;
-      const at = Date.parse(m.ts);
-      return { from, text, room, seq, ...(nonce !== undefined && { nonce }), ...(Number.isFinite(at) && { at }) };
+      const at = writtenAt(m);
+      return { from, text, room, seq, ...(nonce !== undefined && { nonce }), ...(at !== undefined && { at }) };
     });
   }
 

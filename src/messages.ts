@@ -118,6 +118,12 @@ export function exportOf(text: string): Message[] {
   return messagesOf(records);
 }
 
+/** When a message was written, by the clock of the service, ms; undefined where it does not say so. @internal */
+export function writtenAt({ ts }: Message): number | undefined {
+  const at = Date.parse(ts);
+  return Number.isFinite(at) ? at : undefined;
+}
+
 /**
  * Whether a message was signed by the key it names, checked here and not taken from the service.
  *

@@ -171,12 +171,9 @@ function framesOf(channel: ChannelID, text: string): Frame[] {
   // Exact integers arrive as strings, so a seq that came as a string must be told by its quotes.
   if (!Array.isArray(frames) || /"seq"\s*:\s*"/.test(text)) throw unreadable();
   return frames.map((frame: unknown) => {
-    const { seq, type, payload } = (isObject(frame) ? frame : {}) as {
-      seq?: unknown;
-      type?: unknown;
-      payload?: unknown;
-    };
-    const bytes = typeof (payload ?? '') === 'string' ? fromBase64((payload ?? '') as string) : undefined;
+    const { seq, type, payload }: Record<string, unknown> = isObject(frame) ? frame : {};
+    const text = payload ?? '';
+    const bytes = typeof text === 'string' ? fromBase64(text) : undefined;
     if (typeof seq !== 'string' || !/^\d{1,20}$/.test(seq) || typeof type !== 'number' || !bytes) throw unreadable();
     return { channel, seq: BigInt(seq), type, payload: bytes };
   });

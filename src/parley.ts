@@ -577,13 +577,7 @@ export class Session implements Channel {
 
   // Who has the other seat is found out beside the first read, and by a handshake as well.
   async #look(seat: Membership, signal: AbortSignal | undefined): Promise<void> {
-    let members = 2;
-    try {
-      if (!this.#s.joined) members = await this.#relay.members(seat, { signal });
-    } catch {
-      members = 1;
-    }
-    if (members > 1) this.#s.joined = true;
+    if (!this.#s.joined && (await this.#relay.members(seat, { signal }).catch(() => 0)) > 1) this.#s.joined = true;
     this.#s.present = this.#s.joined || this.#s.state === 'closed';
   }
 
