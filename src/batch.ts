@@ -1,6 +1,6 @@
 /**
- * Shared writes: requests that wait to be written to one mailbox go there together, as one JSON-RPC batch. The first goes
- * at once; those that come while a write is under way go with the next.
+ * Shared writes: requests that wait to be written to one mailbox go there together, as one JSON-RPC batch. Those of one
+ * moment go at once; those that come while a write is under way go with the next.
  *
  * @module
  */
@@ -116,7 +116,10 @@ class Batcher {
       const delay = budget.projectMs(this.#name, 0);
       if (this.#t.clock.now() + delay > deadline) return waiting.reject(new RateLimited('write', delay));
       signal?.addEventListener('abort', onAbort);
-      if (!this.#isWriting) void this.#write();
+      if (this.#isWriting) return;
+      this.#isWriting = true;
+      // After those that come at the same moment.
+      queueMicrotask(() => void this.#write());
     });
   }
 
@@ -126,7 +129,6 @@ class Batcher {
   }
 
   async #write(): Promise<void> {
-    this.#isWriting = true;
     for (let next = this.#queue.shift(); next; next = this.#queue.shift()) {
       next.withdraw();
       const members = [...next.fill.members];

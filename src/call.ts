@@ -21,7 +21,7 @@ import { OVER } from './clock.ts';
 import { classify, INTERRUPTED, resultOf, rpcNotification, rpcRequest } from './dispatch.ts';
 import { BadKey, BadName, CallTimeout, checkText, FrameTooLong, type RingGap, TechnocoreError } from './errors.ts';
 import { feedOf } from './feed.ts';
-import { decode, encodeLong, encodeWithin, isDeep, isObject, type Json } from './frames.ts';
+import { decode, encodeLong, encodeWithin, isDeep, isObject, type Json, MAX_TEXT } from './frames.ts';
 import { budgetOf, healthOf, type Options, onAbort, orAbort, sharedOf, type Transport, transportOf } from './http.ts';
 import { type Identity, resolveIdentity } from './identity.ts';
 import { fingerprint, isDid } from './names.ts';
@@ -49,8 +49,8 @@ export interface CallOptions extends Options {
   /** How often the same request is sent again within `timeoutMs`, when no answer comes; default 0. Needs a server that knows repeats. */
   retry?: number;
   /**
-   * Lets calls that wait to be written to one mailbox share a message, and so a write of the budget: the first goes at once,
-   * those that come meanwhile go together, and are answered together. Default false. Calls of MCP never share.
+   * Lets calls that wait to be written to one mailbox share a message, and so a write of the budget: those of one moment go
+   * at once and together, as do those that come meanwhile, and are answered together. Default false. Calls of MCP never share.
    */
   batch?: boolean;
   /** `frugal`: no more reads than one that is parked. Default `fast`: a few more, within the read budget, for half the latency. */
@@ -106,6 +106,8 @@ class Inbox {
   readonly #waiting = new Map<string, Waiting>();
   #count = 0;
   #users = 0;
+  /** Messages in which their answers are likely to come. */
+  #due = 0;
   #session: Session | undefined;
 
   constructor(t: Transport) {
@@ -117,13 +119,19 @@ class Inbox {
     return `${key.fingerprint}.${this.tag}.${epoch}.${++this.#count}`;
   }
 
-  /** Resolves once no later answer can be missed; the first user starts to listen, the last to leave ends it. */
-  async enter(channel: Channel, signal: AbortSignal): Promise<() => void> {
+  /**
+   * Resolves once no later answer can be missed; the first user starts to listen, the last to leave ends it.
+   *
+   * @param share of a message that the answer is likely to take, at most 1
+   */
+  async enter(channel: Channel, share: number, signal: AbortSignal): Promise<() => void> {
     this.#users++;
+    this.#due += share;
     let inside = true;
     const leave = (): void => {
       if (!inside) return;
       inside = false;
+      this.#due -= share;
       if (--this.#users > 0) return;
       this.#session?.stop();
       this.#session = undefined;
@@ -152,7 +160,7 @@ class Inbox {
         this.#session = undefined;
         for (const waiting of [...this.#waiting.values()]) waiting.fail(cause);
       },
-      expects: () => this.#users,
+      expects: () => Math.min(Math.ceil(this.#due), this.#users),
     };
     const ready = channel.listen(listener, stop.signal);
     session = {
@@ -376,10 +384,11 @@ export async function converse(
     method,
     addressed(params, isChannel(to) ? undefined : o.replyTo, !isChannel(to) || to.spill !== undefined),
   );
+  let chars = MAX_TEXT;
   if (spills && (!isChannel(to) || to.spill !== undefined)) {
     const bytes = spilledBytes(encodeLong(shortest));
     if (bytes > MAX_SPILLED) throw new FrameTooLong(bytes, MAX_SPILLED);
-  } else encodeWithin(shortest, limitOf(to));
+  } else chars = encodeWithin(shortest, limitOf(to)).length;
 
   const stop = new AbortController();
   const forgetAbort = onAbort(o.signal, () => stop.abort(o.signal?.reason));
@@ -432,7 +441,9 @@ export async function converse(
         seen = await presenceOf(t, room, line.peer, by);
       };
     }
-    leave = await inbox.enter(channel, stop.signal);
+    const isShared = o.batch === true && line.replyTo !== undefined && isBatchable(method, params);
+    // Answers are as long as their requests, for all that is known.
+    leave = await inbox.enter(channel, isShared ? chars / MAX_TEXT : 1, stop.signal);
     id ||= inbox.mint(signer, line.epoch());
     const request = rpcRequest(id, method, addressed(params, line.replyTo, channel.spill !== undefined));
     const text = spills
@@ -441,7 +452,7 @@ export async function converse(
 
     const retries = o.retry ?? 0;
     let attempt = 0;
-    let pause = new AbortController();
+    let pause: AbortController | undefined;
     let lost = false;
     let finish: () => void;
     const finished = new Promise<void>((resolve, reject) => {
@@ -452,7 +463,7 @@ export async function converse(
     // What the answer was is lost to us. The kept one comes for the same request; without another try it is an error.
     const missed = (cause: unknown): void => {
       lost = true;
-      if (attempt < retries) pause.abort(OVER);
+      if (attempt < retries) pause?.abort(OVER);
       else stop.abort(cause);
     };
     const spilled = new Map<string, number>();
@@ -515,7 +526,6 @@ export async function converse(
     forget = () => inbox.forget(id);
     begin?.(id);
 
-    const isShared = o.batch === true && line.replyTo !== undefined && isBatchable(method, params);
     // Where the answer is written out of our own budget, it counts from now on.
     if (!isShared && line.replyTo !== undefined && isServedHere(t, room)) {
       answered = budgetOf(t, 'write').announce(`to ${line.replyTo}`);
@@ -564,11 +574,12 @@ export async function converse(
       }
       if (attempt === 0) written?.();
       if (attempt === retries) break;
-      pause = new AbortController();
-      if (lost) pause.abort(OVER);
+      const waits = new AbortController();
+      pause = waits;
+      if (lost) waits.abort(OVER);
       lost = false;
-      const slept = clock.sleep(interval, pause.signal).catch(() => {});
-      const over = await Promise.race([slept, finished.then(() => true)]).finally(() => pause.abort(OVER));
+      const slept = clock.sleep(interval, waits.signal).catch(() => {});
+      const over = await Promise.race([slept, finished.then(() => true)]).finally(() => waits.abort(OVER));
       if (over === true) return;
       t.onEvent({ kind: 'retry', room, id, afterMs: 0 });
     }

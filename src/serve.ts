@@ -170,7 +170,7 @@ class Server implements Listener {
   /** What is under way, so that draining can wait for it. */
   readonly #tasks = new Set<Promise<unknown>>();
   /** Each message that is still worked on, in the order of the room. */
-  readonly #unfinished = new Map<number, { from: string; tasks: number; at: number }>();
+  readonly #unfinished = new Map<number, { from: string; tasks: number; at: number; isBatch: boolean }>();
   readonly #share: Share | undefined;
   readonly #sharing = new AbortController();
   /** Aborts when what is still under way is given up. */
@@ -391,13 +391,15 @@ class Server implements Listener {
     this.#t.onEvent({ kind: 'lost', room: this.#room, gap });
   }
 
-  /** Requests that come while others are worked on are a burst of unknown length. */
+  /** Requests that come while others are worked on are a burst of unknown length, but where they are in batches already. */
   expects(): number {
     const since = this.#t.clock.now() - BURST_MS;
-    let young = 0;
-    // One that runs for long is no sign that others come.
-    for (const { at } of this.#unfinished.values()) if (at > since && ++young > 1) return Number.POSITIVE_INFINITY;
-    return 0;
+    let alone = 0;
+    for (const { at, isBatch } of this.#unfinished.values()) {
+      // One that runs for long is no sign that others come.
+      if (at > since) alone += isBatch ? -1 : 1;
+    }
+    return alone > 1 ? Number.POSITIVE_INFINITY : 0;
   }
 
   end(cause: unknown): void {
@@ -441,8 +443,12 @@ class Server implements Listener {
   #track(task: Promise<unknown>, m?: Incoming): void {
     this.#tasks.add(task);
     if (m) {
-      const { tasks, at } = this.#unfinished.get(m.seq) ?? { tasks: 0, at: this.#t.clock.now() };
-      this.#unfinished.set(m.seq, { from: m.from, tasks: tasks + 1, at });
+      const entry = this.#unfinished.get(m.seq);
+      if (entry) entry.tasks++;
+      else {
+        const isBatch = m.text.startsWith('[');
+        this.#unfinished.set(m.seq, { from: m.from, tasks: 1, at: this.#t.clock.now(), isBatch });
+      }
     }
     void task
       .catch((cause) => this.#t.onEvent({ kind: 'skipped', room: this.#room, cause }))
@@ -450,8 +456,7 @@ class Server implements Listener {
         this.#tasks.delete(task);
         if (!m) return;
         const entry = this.#unfinished.get(m.seq)!;
-        if (entry.tasks > 1) this.#unfinished.set(m.seq, { ...entry, tasks: entry.tasks - 1 });
-        else this.#unfinished.delete(m.seq);
+        if (--entry.tasks === 0) this.#unfinished.delete(m.seq);
         this.#save();
       });
   }
