@@ -139,9 +139,11 @@ export class Rhythm {
 
   /** A parked read that brought something after `ms`. */
   woken(ms: number): void {
-    if (ms < STEP_MS * 0.8) return;
-    const past = (ms - Math.min(this.#rtt, ms) + STEP_MS / 10) % STEP_MS;
-    this.#hits = past < STEP_MS / 5 ? this.#hits + 1 : 0;
+    const late = ms - Math.min(this.#rtt, ms);
+    // What was there already when the read was parked tells nothing.
+    if (late < STEP_MS * 0.3) return;
+    const isHit = (late + STEP_MS / 10) % STEP_MS < STEP_MS / 5;
+    this.#hits = isHit ? this.#hits + 1 : 0;
   }
 }
 

@@ -16,6 +16,7 @@ import {
   type Polled,
   poll,
   type Reply,
+  Rhythm,
   request,
   retryAfterMs,
   retrying,
@@ -39,6 +40,29 @@ const never = (_url: string, init: RequestInit): Promise<Response> =>
   new Promise((_, reject) => {
     init.signal!.addEventListener('abort', () => reject(init.signal!.reason));
   });
+
+describe('how a service wakes who waits', () => {
+  const seen = (...ms: number[]): boolean => {
+    const rhythm = new Rhythm();
+    rhythm.answered(40);
+    for (const one of ms) rhythm.woken(one);
+    return rhythm.coarse;
+  };
+
+  test('in steps of half a second, as two in a row tell', () => {
+    expect(seen(540)).toBe(false);
+    expect(seen(540, 1060)).toBe(true);
+    expect(seen(1570, 530, 9)).toBe(true);
+  });
+
+  test('or at once: by chance at a step is not twice so, nor after one between two steps', () => {
+    expect(seen(540, 760)).toBe(false);
+    // Found as it was parked: that is so in both cases.
+    expect(seen(540, 45, 1040)).toBe(true);
+    expect(seen(540, 300, 1040)).toBe(false);
+    expect(seen(540, 1040, 300)).toBe(false);
+  });
+});
 
 describe('transportOf', () => {
   test('the base: option, environment, default; without slashes at its end', () => {
