@@ -1,7 +1,6 @@
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtempSync, readFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { a2aGet, a2aSend, a2aStream, a2aWait } from '../src/a2a-call.ts';
@@ -16,7 +15,7 @@ import { createLocalService, type Listening } from '../src/local.ts';
 import { getNote, setNote } from '../src/notes.ts';
 import { Signer } from '../src/signer.ts';
 import { type Peer, playAll, vectors } from './a2a-vectors.ts';
-import { FREE, until } from './support.ts';
+import { FREE, tempDir, until } from './support.ts';
 
 // Agents and workers are processes of their own, made of what was built; the service lies between, over HTTP.
 
@@ -198,7 +197,7 @@ describe('agents in processes of their own', () => {
   });
 
   test('one that is killed at work and started again: its tasks are there, the one at work waits for its caller', async () => {
-    const dir = mkdtempSync(join(tmpdir(), 'a2a-'));
+    const dir = tempDir();
     const mailbox = `mb-p-mortal-${++count}`;
     const o = { base: service.url, replyTo: `mb-p-caller-${count}` };
     const signer = Signer.generate();

@@ -1,9 +1,9 @@
-import { mkdtempSync, readFileSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import type { A2AState } from '../src/a2a-states.ts';
 import { type A2ARecord, type A2AStore, a2aFileStore, a2aMemoryStore } from '../src/a2a-store.ts';
+import { tempDir } from './support.ts';
 
 const START = Date.UTC(2026, 10, 30);
 
@@ -26,7 +26,7 @@ const failure = async (work: () => unknown): Promise<any> => {
     return cause;
   }
 };
-const path = (): string => join(mkdtempSync(join(tmpdir(), 'a2a-')), 'tasks');
+const path = (): string => join(tempDir(), 'tasks');
 
 describe.each([
   ['in memory', async (limits?: object) => a2aMemoryStore(limits)],

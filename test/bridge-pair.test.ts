@@ -1,12 +1,11 @@
-import { chmod, mkdtemp, readFile, rm, stat, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { chmod, readFile, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import fc from 'fast-check';
-import { afterAll, beforeAll, expect, test } from 'vitest';
+import { expect, test } from 'vitest';
 import { normalCode, offerPairing, PAIRING_MS, pair, pairingCode, pairingRoom } from '../src/bridge-pair.ts';
 import { PairsFile } from '../src/bridge-pairs.ts';
 import { call, type Handler, read, serve } from '../src/technocore-rpc.ts';
-import { requestFrame, signer, type World, world } from './support.ts';
+import { requestFrame, signer, tempDir, type World, world } from './support.ts';
 
 const MAILBOX = 'mb-p-tools';
 const [SERVER, ADA, EVE] = [signer(1), signer(2), signer(3)];
@@ -195,11 +194,7 @@ test('codes: 130 bits, read as they may be typed', () => {
   }
 });
 
-let folder: string;
-beforeAll(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'pairs-'));
-});
-afterAll(() => rm(folder, { recursive: true }));
+const folder = tempDir();
 
 test('pairs are kept in a file for the owner alone', async () => {
   const path = join(folder, 'pairs.json');

@@ -1,6 +1,5 @@
 import { type ChildProcess, spawn } from 'node:child_process';
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, it, onTestFinished } from 'vitest';
 import { call } from '../src/call.ts';
@@ -9,7 +8,7 @@ import { createLocalService } from '../src/local.ts';
 import { setNote } from '../src/notes.ts';
 import { presenceNote } from '../src/presence.ts';
 import { Signer } from '../src/signer.ts';
-import { FREE, signer } from './support.ts';
+import { FREE, signer, tempDir } from './support.ts';
 
 const CALLS = 500;
 const CALLERS = 16;
@@ -18,7 +17,7 @@ const MAILBOX = 'mb-p-claims-processes';
 const SEED = '5e'.repeat(32);
 
 it('three servers, 500 calls, one killed in between: each request ran once or is reported as interrupted', async () => {
-  const dir = mkdtempSync(join(tmpdir(), 'technocore-claims-'));
+  const dir = tempDir();
   const file = join(dir, 'done');
   const service = createLocalService({ limits: { ...FREE, waitersPerAddress: 64 } });
   const { url: base, close } = await service.listen();
@@ -26,7 +25,6 @@ it('three servers, 500 calls, one killed in between: each request ran once or is
   onTestFinished(async () => {
     for (const child of children) child.kill('SIGKILL');
     await close();
-    rmSync(dir, { recursive: true });
   });
   const start = (name: string): Promise<ChildProcess> => {
     const program = new URL('./claims-server.mjs', import.meta.url).pathname;

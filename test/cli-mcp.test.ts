@@ -1,9 +1,8 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, readFileSync } from 'node:fs';
-import { mkdir, mkdtemp, rm, stat, writeFile } from 'node:fs/promises';
+import { mkdir, stat, writeFile } from 'node:fs/promises';
 import { createRequire } from 'node:module';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Client } from '@modelcontextprotocol/client';
 import { StdioClientTransport } from '@modelcontextprotocol/client/stdio';
@@ -20,7 +19,7 @@ import { Args } from '../src/cli-kit.ts';
 import { mcpCommands } from '../src/cli-mcp.ts';
 import { createLocalService, type Listening } from '../src/local.ts';
 import { call, Signer } from '../src/technocore-rpc.ts';
-import { FREE, until } from './support.ts';
+import { FREE, tempDir, until } from './support.ts';
 
 // The command line as it is used: processes of ours between the servers that people run and the clients that hosts have.
 
@@ -33,13 +32,12 @@ const SERVERS = {
 };
 
 let service: Listening;
-let folder: string;
+const folder = tempDir();
 const running = new Set<ChildProcess>();
 const clients = new Set<{ close(): Promise<void> }>();
 
 beforeAll(async () => {
   service = await createLocalService({ limits: FREE }).listen();
-  folder = await mkdtemp(join(tmpdir(), 'mcp-'));
 });
 afterEach(async () => {
   await Promise.all([...clients].map((client) => client.close()));
@@ -52,7 +50,6 @@ afterEach(async () => {
 });
 afterAll(async () => {
   await service.close();
-  await rm(folder, { recursive: true });
 });
 
 interface Serving {

@@ -1,32 +1,29 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync } from 'node:fs';
-import { cp, mkdir, mkdtemp, readFile, rm, symlink, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { cp, mkdir, readFile, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test, vi } from 'vitest';
 import { Args, failure, rounded } from '../src/cli-kit.ts';
 import { createLocalService, type Listening } from '../src/local.ts';
 import { Signer, say, TechnocoreError, Unavailable } from '../src/technocore-rpc.ts';
 import { buildBundles } from './build.ts';
-import { FREE, until } from './support.ts';
+import { FREE, tempDir, until } from './support.ts';
 
 // The command line as scripts and people use it: processes of their own, against an embedded service.
 
 const CLI = new URL('../dist/cli.js', import.meta.url).pathname;
 let service: Listening;
-let home: string;
+const home = tempDir();
 const children = new Set<ChildProcess>();
 
 beforeAll(async () => {
   service = await createLocalService({ limits: FREE }).listen();
-  home = await mkdtemp(join(tmpdir(), 'cli-'));
 });
 
 afterAll(async () => {
   for (const child of children) child.kill('SIGKILL');
   await service.close();
-  await rm(home, { recursive: true });
 });
 
 interface Run {

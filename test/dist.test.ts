@@ -1,6 +1,5 @@
 import { execFile } from 'node:child_process';
-import { mkdir, mkdtemp, readdir, readFile, rename, rm, symlink, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { mkdir, mkdtemp, readdir, readFile, rename, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { checkPackage, createPackageFromTarballData } from '@arethetypeswrong/core';
@@ -12,14 +11,14 @@ import { createLocalService, type Listening } from '../src/local.ts';
 import { follow, Signer } from '../src/technocore-rpc.ts';
 import { ENTRIES, extract } from './api/declarations.ts';
 import { buildBundles, sourceDigest } from './build.ts';
-import { FREE } from './support.ts';
+import { FREE, tempDir } from './support.ts';
 
 // What is published: built files, packed, installed and copied as users do it.
 
 const run = promisify(execFile);
 const root = new URL('..', import.meta.url).pathname;
 const inherited = { ...process.env, NODE_OPTIONS: '' };
-let folder: string;
+const folder = tempDir();
 let tarball: string;
 let packed: string[];
 let service: Listening;
@@ -27,7 +26,6 @@ let service: Listening;
 beforeAll(async () => {
   buildBundles();
   service = await createLocalService({ limits: FREE }).listen();
-  folder = await mkdtemp(join(tmpdir(), 'dist-'));
   const args = ['pack', '--ignore-scripts', '--json', '--pack-destination', folder];
   const [made] = JSON.parse((await run('npm', args, { cwd: root })).stdout);
   tarball = join(folder, made.filename);
@@ -36,7 +34,6 @@ beforeAll(async () => {
 
 afterAll(async () => {
   await service.close();
-  await rm(folder, { recursive: true });
 });
 
 const PACKAGES = ['@noble', '@cfworker'];

@@ -1,33 +1,22 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import {
-  existsSync,
-  mkdirSync,
-  mkdtempSync,
-  readdirSync,
-  readFileSync,
-  renameSync,
-  rmSync,
-  statSync,
-  writeFileSync,
-} from 'node:fs';
-import { tmpdir } from 'node:os';
+import { existsSync, mkdirSync, readdirSync, readFileSync, renameSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { Files } from '../src/files.ts';
 import { type Clock, systemClock } from '../src/http.ts';
+import { tempDir } from './support.ts';
 
 const onLinux = existsSync('/proc/self/stat');
 let dir: string;
 let children: ChildProcess[];
 
 beforeEach(() => {
-  dir = mkdtempSync(join(tmpdir(), 'files-'));
+  dir = tempDir();
   children = [];
 });
 afterEach(() => {
   for (const child of children) child.kill('SIGKILL');
-  rmSync(dir, { recursive: true });
 });
 
 /** A clock whose sleeps cost no time. */

@@ -1,9 +1,9 @@
-import { mkdtempSync, readFileSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import type { Log } from '../src/files.ts';
 import { Journal, type Journaled } from '../src/journal.ts';
+import { tempDir } from './support.ts';
 
 /** A list of numbers. */
 class Numbers implements Journaled {
@@ -101,7 +101,7 @@ test('after a write that failed nothing more is promised', async () => {
 });
 
 test('a file is one process’s at a time, and whole again after closing', async () => {
-  const path = join(mkdtempSync(join(tmpdir(), 'journal-')), 'numbers');
+  const path = join(tempDir(), 'numbers');
   const journal = await Journal.openFile(new Numbers(), path);
   await journal.write(1);
   journal.add(2);

@@ -1,6 +1,5 @@
 import { type ChildProcess, spawn } from 'node:child_process';
-import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
@@ -8,6 +7,7 @@ import { afterEach, expect, test } from 'vitest';
 import { createLocalService } from '../src/local.ts';
 import { exportOf } from '../src/messages.ts';
 import { Signer } from '../src/signer.ts';
+import { tempDir } from './support.ts';
 
 const WRITER = fileURLToPath(new URL('writer.mjs', import.meta.url));
 const PROCESSES = 8;
@@ -15,11 +15,10 @@ const LINES = 200;
 /** Acknowledgements between two kills, at most; about fifteen in all. */
 const KILL_EVERY = 200;
 
-const root = mkdtempSync(join(tmpdir(), 'processes-'));
+const root = tempDir();
 const children = new Set<ChildProcess>();
 afterEach(() => {
   for (const child of children) child.kill('SIGKILL');
-  rmSync(root, { recursive: true, force: true });
 });
 
 test(`fault 22: ${PROCESSES} processes, one key directory, one room, ${LINES} writes each, killed at random and replaced`, async () => {

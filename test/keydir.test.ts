@@ -2,7 +2,6 @@ import {
   chmodSync,
   existsSync,
   mkdirSync,
-  mkdtempSync,
   readdirSync,
   readFileSync,
   rmSync,
@@ -10,13 +9,13 @@ import {
   symlinkSync,
   writeFileSync,
 } from 'node:fs';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
+import { beforeEach, describe, expect, test, vi } from 'vitest';
 import { type Clock, systemClock } from '../src/http.ts';
 import { createLocalService } from '../src/local.ts';
 import { read } from '../src/rooms.ts';
 import { Signer } from '../src/signer.ts';
+import { tempDir } from './support.ts';
 
 const T = 1_767_225_600_000;
 const at = (now: number): Clock => ({ now: () => now, sleep: systemClock.sleep });
@@ -32,10 +31,9 @@ const path = (name: string): string => join(home, name);
 const text = (name: string): string => readFileSync(path(name), 'utf8');
 
 beforeEach(() => {
-  root = mkdtempSync(join(tmpdir(), 'keydir-'));
+  root = tempDir();
   home = join(root, 'key');
 });
-afterEach(() => rmSync(root, { recursive: true }));
 
 /** A key directory with this ledger. */
 function given(ledger: string | undefined, seed: string | undefined = SEED): void {
@@ -146,7 +144,7 @@ describe('seed', () => {
     process.chdir(root);
     try {
       const signer = await Signer.fromDir('key');
-      process.chdir(tmpdir());
+      process.chdir(tempDir());
       await one(signer, 'lobby');
     } finally {
       process.chdir(before);

@@ -89,6 +89,15 @@ test('parley alone carries neither rooms nor JSON Schema', () => {
     expect(carried).not.toContain(file);
 });
 
+test('a test leaves nothing in the temporary directory: one place makes directories there, and removes them', () => {
+  const tests = readdirSync(new URL('.', import.meta.url)).filter((file) => file.endsWith('.test.ts'));
+  expect(tests.length).toBeGreaterThan(50);
+  const here = import.meta.url.split('/').at(-1);
+  for (const file of tests.filter((name) => name !== here)) {
+    expect([file, readFileSync(new URL(file, import.meta.url), 'utf8').match(/\btmpdir\b/g)]).toEqual([file, null]);
+  }
+});
+
 test('time and chance come in as parameters', () => {
   for (const file of reached('vendor')) {
     if (file === 'clock') continue;

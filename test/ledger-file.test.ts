@@ -1,19 +1,17 @@
 import { spawn } from 'node:child_process';
-import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { afterAll, describe, expect, test } from 'vitest';
+import { describe, expect, test } from 'vitest';
 import type { Log } from '../src/files.ts';
 import type { Clock } from '../src/http.ts';
 import { type Admission, type Ledger, type LedgerMessage, LedgerState } from '../src/ledger.ts';
 import { fileCursor, fileLedger, loggedLedger } from '../src/ledger-file.ts';
 import { serve } from '../src/serve.ts';
 import { Random } from './sim/random.ts';
-import { requestFrame, signer, until, world } from './support.ts';
+import { requestFrame, signer, tempDir, until, world } from './support.ts';
 import type { VirtualClock } from './virtual-clock.ts';
 
-const dir = mkdtempSync(join(tmpdir(), 'technocore-ledger-'));
-afterAll(() => rmSync(dir, { recursive: true, force: true }));
+const dir = tempDir();
 let files = 0;
 const fresh = (): string => join(dir, `ledger-${files++}`);
 

@@ -1,11 +1,11 @@
 import { execFile } from 'node:child_process';
-import { mkdir, mkdtemp, readFile, rm, symlink, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { mkdir, readFile, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { createLocalService, type Listening } from '../src/local.ts';
 import { follow } from '../src/technocore-rpc.ts';
+import { tempDir } from './support.ts';
 
 const run = promisify(execFile);
 
@@ -15,13 +15,12 @@ const root = new URL('..', import.meta.url).pathname;
 const readme = await readFile(join(root, 'README.md'), 'utf8');
 const blocks = [...readme.matchAll(/```js\n([\s\S]*?)```/g)].map(([, code]) => code!);
 let service: Listening;
-let folder: string;
+const folder = tempDir();
 const running = new Set<() => void>();
 
 beforeAll(async () => {
   const limits = { readsPerMinute: 1e6, writesPerMinute: 1e6, newRoomsPerDay: 1e6 };
   service = await createLocalService({ limits }).listen();
-  folder = await mkdtemp(join(tmpdir(), 'readme-'));
   // The package by its own name, as an installed one is found.
   await mkdir(join(folder, 'node_modules'));
   await symlink(root, join(folder, 'node_modules', 'technocore-rpc'));
@@ -35,7 +34,6 @@ beforeAll(async () => {
 afterAll(async () => {
   for (const stop of running) stop();
   await service.close();
-  await rm(folder, { recursive: true });
 });
 
 function start(name: string, code: string): { stop(): void; done: Promise<string> } {

@@ -1,6 +1,5 @@
 import { createHash } from 'node:crypto';
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { inspect } from 'node:util';
 import { describe, expect, test } from 'vitest';
@@ -11,6 +10,7 @@ import { createLocalService } from '../src/local.ts';
 import { verify } from '../src/names.ts';
 import { read } from '../src/rooms.ts';
 import { Signer } from '../src/signer.ts';
+import { tempDir } from './support.ts';
 
 const { cases } = JSON.parse(readFileSync(new URL('vectors/technocore-signing.json', import.meta.url), 'utf8'));
 const runs = (pairs: [string, number][]): string => pairs.map(([piece, count]) => piece.repeat(count)).join('');
@@ -195,7 +195,7 @@ describe('keys', () => {
   });
 
   test('no error about a seed file shows the secret', async () => {
-    const dir = mkdtempSync(join(tmpdir(), 'signer-'));
+    const dir = tempDir();
     try {
       const secret = 'c0ffeec0ffeec0ffeec0ffeec0ffeec0ffeec0ffeec';
       writeFileSync(join(dir, 'nonces.json'), '{}');

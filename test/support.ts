@@ -1,6 +1,9 @@
+import { mkdtempSync, rmSync } from 'node:fs';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { onTestFinished } from 'vitest';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, onTestFinished } from 'vitest';
 import type { Handler } from '../src/dispatch.ts';
 import { encode, type Json } from '../src/frames.ts';
 import type { Clock, Event, Options, Transport } from '../src/http.ts';
@@ -107,6 +110,19 @@ export const broken = (code = 'ECONNRESET'): TypeError =>
 /** True for a request that writes to a room. */
 export const isSay = (url: string, init: RequestInit = {}): boolean =>
   /\/say(-signed)?\//.test(url) || (init.method === 'POST' && /\/r\//.test(url));
+
+const temporary: string[] = [];
+// Registered before any other hook of the file, and so the last to run: whatever writes there has ended.
+afterAll(() => {
+  for (const dir of temporary.splice(0)) rmSync(dir, { recursive: true, force: true, maxRetries: 5 });
+});
+
+/** A fresh directory for the tests of this file, gone when they are over, however they end. */
+export function tempDir(): string {
+  const dir = mkdtempSync(join(tmpdir(), 'technocore-rpc-'));
+  temporary.push(dir);
+  return dir;
+}
 
 export interface Faker {
   base: string;

@@ -16,6 +16,7 @@ const execute = promisify(execFile);
 const root = process.cwd();
 /** A project that has the package installed. */
 const work = mkdtempSync(join(tmpdir(), 'runtimes-'));
+process.once('exit', () => rmSync(work, { recursive: true }));
 const MARK = 'report:';
 /** Far beyond what a slow machine needs, ms. */
 const LIMIT_MS = 240_000;
@@ -80,7 +81,7 @@ async function inWorkerd(variant: Variant, url: string): Promise<Report> {
 async function inChromium(program: string, variant: Variant, url: string): Promise<Report> {
   const end = "await fetch('/report', { method: 'POST', body: JSON.stringify(await REPORT) });";
   const script = await bundled(entryOf(variant, url, end));
-  const profile = mkdtempSync(join(tmpdir(), 'chromium-'));
+  const profile = mkdtempSync(join(work, 'chromium-'));
   let child: ReturnType<typeof spawn> | undefined;
   try {
     return await new Promise<Report>((resolve, reject) => {
@@ -104,7 +105,11 @@ async function inChromium(program: string, variant: Variant, url: string): Promi
       server.listen(0, '127.0.0.1', () => {
         const page = `http://127.0.0.1:${(server.address() as AddressInfo).port}/`;
         const flags = ['--headless=new', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--no-first-run'];
-        child = spawn(program, [...flags, `--user-data-dir=${profile}`, page], { stdio: 'ignore' });
+        child = spawn(program, [...flags, `--user-data-dir=${profile}`, page], {
+          stdio: 'ignore',
+          // It leaves its own temporary directories behind when it is killed.
+          env: { ...process.env, TMPDIR: profile },
+        });
         child.once('exit', (code) => reject(new Error(`chromium ended with ${code}`)));
       });
       setTimeout(() => reject(new Error('no report came from the page')), LIMIT_MS).unref();
@@ -208,6 +213,5 @@ for (const [name, find] of Object.entries(runtimes)) {
   }
 }
 await close();
-rmSync(work, { recursive: true });
 console.log(`runtimes: ${passed} passed, ${failed} failed, ${skipped} skipped`);
 process.exit(failed > 0 || passed === 0 ? 1 : 0);
