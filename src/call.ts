@@ -373,7 +373,8 @@ export async function converse(
   let deadline = begun + timeoutMs;
   o.signal?.throwIfAborted();
   checkSigner(signer);
-  if (!(timeoutMs > 0)) throw new TechnocoreError('bad_option', 'timeoutMs is a number of milliseconds above 0');
+  if (!(timeoutMs > 0))
+    throw new TechnocoreError('bad_option', 'the option timeoutMs is a number of milliseconds above 0');
   checkText(method, 'the method');
   if (params !== undefined && (typeof params !== 'object' || params === null)) {
     throw new TechnocoreError('bad_params', 'params are an object, an array, or left out');
@@ -627,7 +628,8 @@ function timeoutError(
 }
 
 /** What a caller can do about a server that is slow, or not there yet. */
-const PATIENCE = 'a longer timeoutMs gives it time, and retry asks again';
+const AGAIN = 'the option retry asks again';
+const PATIENCE = `the option timeoutMs gives it more time, and ${AGAIN}`;
 
 function whyOf(
   now: number,
@@ -637,9 +639,9 @@ function whyOf(
 ): [CallTimeout['reason'], string] {
   if (seen) {
     const at = new Date(seen.at).toISOString();
-    if (seen.validMs === 0) return ['no-server', `its server, ${seen.did}, ended at ${at}; retry asks again`];
+    if (seen.validMs === 0) return ['no-server', `its server, ${seen.did}, ended at ${at}; ${AGAIN}`];
     if (!isThere(seen, now)) {
-      return ['no-server', `its server, ${seen.did}, was last there at ${at}; retry asks again`];
+      return ['no-server', `its server, ${seen.did}, was last there at ${at}; ${AGAIN}`];
     }
     return ['no-answer', `its server, ${seen.did}, was there at ${at}, and did not answer in time: ${PATIENCE}`];
   }
@@ -649,7 +651,7 @@ function whyOf(
   if (sent?.alone) {
     return [
       'no-room',
-      'nobody else had written to that room: check its name, and whether its server was ever started; retry asks again, for one that starts later',
+      `nobody else had written to that room: check its name, and whether its server was ever started; ${AGAIN}, for one that starts later`,
     ];
   }
   return ['no-answer', `whether a server is there is not known: ${PATIENCE}`];

@@ -21,6 +21,7 @@ import {
   waiting,
 } from './cli-kit.ts';
 import { isObject, type Json } from './frames.ts';
+import { isRpc } from './mcp-peer.ts';
 import {
   type CallOptions,
   call,
@@ -28,11 +29,13 @@ import {
   mcpCallTool,
   mcpListTools,
   notify,
+  RpcError,
   type Signer,
   TechnocoreError,
   type Tool,
   type ToolResult,
 } from './technocore-rpc.ts';
+import { MISSING_CAPABILITY } from './toolcall.ts';
 
 const CALL: Record<string, Flag> = {
   ...SERVICE,
@@ -40,16 +43,18 @@ const CALL: Record<string, Flag> = {
   'reply-to': { value: 'mailbox', about: 'where the answer goes; default: one that only this key can name' },
   peer: { value: 'did', about: 'the only key whose answer counts' },
   timeout: { value: 'seconds', about: 'default: 30' },
+  retry: { value: 'times', about: 'how many times more it is asked within the time; default: 0' },
 };
 
 function callOptions(args: Args, signer: Signer): CallOptions & { replyTo: string } {
-  const [peer, timeoutMs] = [args.text('peer'), args.ms('timeout')];
+  const [peer, timeoutMs, retry] = [args.text('peer'), args.ms('timeout'), args.number('retry', 0, 100)];
   if (peer !== undefined && !isDid(peer)) throw new Usage('--peer takes a did:key');
   return {
     ...args.service,
     replyTo: args.text('reply-to') ?? ownMailbox(signer, 'reply'),
     ...(peer !== undefined && { peer }),
     ...(timeoutMs !== undefined && { timeoutMs }),
+    ...(retry !== undefined && { retry }),
   };
 }
 
@@ -70,17 +75,24 @@ async function jsonFrom(word: string | undefined): Promise<Json | undefined> {
 const SENT = 'the request may have been sent, and may be done all the same';
 
 /**
- * Of parameters by position, what the person who typed them can do.
+ * Of what a program would do otherwise, what the person who typed it can do.
  *
  * @throws the cause itself, when it is another one
  */
 function inWords(cause: unknown): never {
-  if (!TechnocoreError.is(cause) || cause.code !== 'no_reply_address') throw cause;
-  throw new TechnocoreError(
-    cause.code,
-    `parameters by position, […], have no place for where the answer goes; name them: '{"a":1,"b":2}'`,
-    cause,
-  );
+  if (!TechnocoreError.is(cause)) throw cause;
+  if (cause.code === 'no_reply_address') {
+    throw new TechnocoreError(
+      cause.code,
+      `parameters by position, […], have no place for where the answer goes; name them: '{"a":1,"b":2}'`,
+      cause,
+    );
+  }
+  if (isRpc(cause, MISSING_CAPABILITY)) {
+    const { code, message, data } = cause.rpc;
+    throw new RpcError(code, message, data, 'the tool asks its caller for more than answers on a terminal');
+  }
+  throw cause;
 }
 
 /** What to do about an answer that asks back. */
@@ -124,20 +136,18 @@ export const callCommands: Record<string, Command> = {
     words: [2, 3],
     flags: {
       ...CALL,
-      retry: { value: 'times', about: 'how many times more it is asked within the time; default: 0' },
       notify: { about: 'send it as a notification: no answer, and none is waited for' },
     },
     more: `<to> is a mailbox or a DID; [params] is JSON, like '{"a":1}', - reads it from the standard input. Exit code ${EXIT.refused} when the answer is an error.`,
     async run(args) {
       const [to = '', method = '', word] = args.words;
       const params = await jsonFrom(word);
-      const retry = args.number('retry', 0, 100);
       const signer = await args.signer();
       if (args.has('notify')) {
         await args.risking(SENT, notify(to, method, params, signer, args.service));
         return EXIT.ok;
       }
-      const o = { ...callOptions(args, signer), ...(retry !== undefined && { retry }) };
+      const o = callOptions(args, signer);
       const calling = args.risking(SENT, call<Json>(to, method, params, signer, o).catch(inWords));
       const result = await waiting(`waiting for ${shown(to)}`, calling);
       print(json(result, args.json));
@@ -169,7 +179,7 @@ the question is printed.`,
         ...o,
         onInput: askedBack(args),
       });
-      const result = await waiting(what, args.risking(SENT, calling));
+      const result = await waiting(what, args.risking(SENT, calling.catch(inWords)));
       printResult(args, result);
       return result.isError ? EXIT.refused : EXIT.ok;
     },

@@ -89,21 +89,28 @@ const ALL: Record<string, Flag> = {
   help: { about: 'shows this; -h does too' },
 };
 
+/** Options of the library that are flags under another name. */
+const FLAG_OF = new Map([
+  ['timeoutMs', 'timeout'],
+  ['replyTo', 'reply-to'],
+]);
+
 // --- arguments ---------------------------------------------------------------------------------------------------
 
 /** The arguments of one run, and what it may use to answer. */
 export class Args {
   readonly words: string[];
   readonly json: boolean;
+  readonly #flags: Record<string, Flag>;
   readonly #values: Record<string, unknown>;
   readonly #begun = performance.now();
   #isOutageTold = false;
   #interrupt: AbortController | undefined;
 
   constructor(command: Command, args: string[]) {
-    const flags = { ...command.flags, ...ALL };
+    this.#flags = { ...command.flags, ...ALL };
     const options = Object.fromEntries(
-      Object.entries(flags).map(([name, { value, multiple }]) => [
+      Object.entries(this.#flags).map(([name, { value, multiple }]) => [
         name,
         { type: value === undefined ? ('boolean' as const) : ('string' as const), multiple: multiple === true },
       ]),
@@ -174,6 +181,14 @@ export class Args {
     return this.#interrupt?.signal.aborted === true;
   }
 
+  /** What the library says, whose words for an option are `the option x`, in words of this command's flags, as far as it has them. */
+  inFlags(text: string): string {
+    return text.replace(/\b(?:the )?option (\w+)/g, (words, option: string) => {
+      const flag = FLAG_OF.get(option) ?? option;
+      return Object.hasOwn(this.#flags, flag) ? `--${flag}` : words;
+    });
+  }
+
   /** Says something beside the result. */
   remark(code: string, message: string): void {
     tell(this.json ? json({ code, message }, true) : shown(message));
@@ -196,7 +211,7 @@ export class Args {
 
   #tellOutage(cause: TechnocoreError): void {
     const base = shownBase(transportOf(this.#reach).base);
-    const how = cause.message.replace(`${base} `, '');
+    const how = this.inFlags(cause.message.replace(`${base} `, ''));
     this.remark(cause.code, `the service at ${base} does not answer (${how}), and is asked again`);
   }
 
@@ -353,16 +368,18 @@ export const rounded = (event: Event): Event =>
   ) as Event;
 
 /** What went wrong, in one line, and the code to exit with. */
-export function failure(e: unknown, isJson: boolean): number {
+export function failure(e: unknown, args: Args): number {
   if (!TechnocoreError.is(e)) {
     const message = (e as Error)?.message ?? String(e);
-    tell(isJson ? JSON.stringify({ code: 'failed', message }) : ((e as Error)?.stack ?? message));
+    tell(args.json ? JSON.stringify({ code: 'failed', message }) : ((e as Error)?.stack ?? message));
     return EXIT.failed;
   }
-  const { code, message } = e;
+  const { code } = e;
   const { rpc, reason, retryAfterMs } = e as { rpc?: object; reason?: string; retryAfterMs?: number };
+  // What another side says is left as it is.
+  const message = rpc ? e.message : args.inFlags(e.message);
   tell(
-    isJson ? json({ code, message, reason, retryAfterMs, ...(rpc && { rpc }) }, true) : shown(`${code}: ${message}`),
+    args.json ? json({ code, message, reason, retryAfterMs, ...(rpc && { rpc }) }, true) : shown(`${code}: ${message}`),
   );
   if (code === 'rpc' || code === 'input_required') return EXIT.refused;
   if (WRONG_INPUT.test(code)) return EXIT.usage;

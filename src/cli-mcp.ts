@@ -87,7 +87,7 @@ const listener = (args: Args): ((event: Event) => void) => {
   return (event) => {
     if (!isVerbose && !LOUD.has(event.kind)) return;
     const told = rounded(event);
-    tell(args.json ? json(plain(told), true) : eventLine(told));
+    tell(args.json ? json(plain(told), true) : args.inFlags(eventLine(told)));
   };
 };
 

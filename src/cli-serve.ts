@@ -245,7 +245,7 @@ async function serveOffered(
   const kept = state === undefined ? undefined : await args.ledger(join(state, 'ledger'));
   const isVerbose = args.has('verbose');
   const service = args.patient((event) => {
-    if (isVerbose || LOUD.test(event.kind)) tell(eventLine(rounded(event)));
+    if (isVerbose || LOUD.test(event.kind)) tell(args.inFlags(eventLine(rounded(event))));
   });
   const calls = new Calls(isVerbose ? (line) => tell(shown(line)) : undefined);
   args.signal.addEventListener('abort', () => tellEnd(args, calls));

@@ -62,6 +62,7 @@ async function main(argv: string[]): Promise<number> {
   }
   const [name, rest] = find(argv);
   const command = commands[name]!;
+  const see = `See technocore-rpc ${name} --help`;
   let args: Args | undefined;
   try {
     args = new Args(command, rest);
@@ -69,11 +70,11 @@ async function main(argv: string[]): Promise<number> {
     print(helpOf(name, command));
     return EXIT.ok;
   } catch (e) {
-    const see = `See technocore-rpc ${name} --help`;
     if (e instanceof Usage) throw new Usage(`${e.message}\n${see}`);
-    if (args?.isInterrupted) return EXIT.interrupted;
-    const code = failure(e, args?.json === true);
-    if (code === EXIT.usage && !args?.json) tell(see);
+    if (!args) throw e;
+    if (args.isInterrupted) return EXIT.interrupted;
+    const code = failure(e, args);
+    if (code === EXIT.usage && !args.json) tell(see);
     return code;
   }
 }

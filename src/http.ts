@@ -76,7 +76,7 @@ function environmentUrl(): string | undefined {
 export function transportOf(o: Options = {}): Transport {
   const base = checkText(o.base ?? environmentUrl() ?? DEFAULT_BASE, 'the option base').replace(/\/+$/, '');
   if (!/^https?:\/\/[^\s/?#]+(\/[^\s?#]*)?$/i.test(base) || !URL.canParse(base)) {
-    const where = o.base === undefined ? 'TECHNOCORE_URL' : 'base';
+    const where = o.base === undefined ? 'TECHNOCORE_URL' : 'the option base';
     throw new BadName(shownBase(base), `${where} is the address of a service, like http://127.0.0.1:8080`);
   }
   const fetch = o.fetch ?? globalThis.fetch;

@@ -4,9 +4,9 @@ import { existsSync } from 'node:fs';
 import { cp, mkdir, readFile, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test, vi } from 'vitest';
-import { Args, failure, rounded } from '../src/cli-kit.ts';
+import { Args, type Command, type Flag, failure, rounded } from '../src/cli-kit.ts';
 import { createLocalService, type Listening } from '../src/local.ts';
-import { Signer, say, TechnocoreError, Unavailable } from '../src/technocore-rpc.ts';
+import { RpcError, Signer, say, TechnocoreError, Unavailable } from '../src/technocore-rpc.ts';
 import { buildBundles } from './build.ts';
 import { FREE, tempDir, until } from './support.ts';
 
@@ -54,6 +54,7 @@ function start(args: string[], { input, env }: { input?: string; env?: Record<st
 }
 
 const cli = (...args: string[]): Promise<Run> => start(args, { input: '' }).done;
+const command = (flags: Record<string, Flag> = {}): Command => ({ args: '', about: '', flags, run: async () => 0 });
 const seeded = (n: number): { env: Record<string, string>; signer: Signer } => {
   const seed = n.toString(16).padStart(2, '0').repeat(32);
   return { env: { SIGN_SEED: seed }, signer: Signer.fromSeed(seed) };
@@ -101,7 +102,7 @@ describe('help and arguments', () => {
     [['frobnicate'], /no command "frobnicate"/],
     [['mcp', 'frobnicate'], /no command "mcp frobnicate"\nSee technocore-rpc mcp --help/],
     [['read', 'Not-A-Room!'], /bad_name: a room is/],
-    [['read', 'p-x', '--base', 'nonsense'], /bad_name: base is the address/],
+    [['read', 'p-x', '--base', 'nonsense'], /bad_name: --base is the address/],
     [['call', 'p-x', 'm'], /bad_name: a mailbox is/],
     [['call', 'did:key:zzz', 'm'], /bad_name: a mailbox is/],
     [['call', 'mb-p-x', 'm', '--reply-to', 'p-x'], /bad_name: a mailbox is/],
@@ -264,7 +265,7 @@ describe('rooms', () => {
     const said: string[] = [];
     vi.spyOn(process.stderr, 'write').mockImplementation((text) => said.push(String(text)) > 0);
     const now = vi.spyOn(performance, 'now');
-    const { onEvent } = new Args({ args: '', about: '', run: async () => 0 }, []).patient();
+    const { onEvent } = new Args(command(), []).patient();
     const lines = (ms: number, cause: unknown = new Unavailable('gone')): number => {
       now.mockReturnValue(ms);
       onEvent!({ kind: 'retry', cause });
@@ -282,7 +283,7 @@ describe('rooms', () => {
     const said: string[] = [];
     vi.spyOn(process.stderr, 'write').mockImplementation((text) => said.push(String(text)) > 0);
     const now = vi.spyOn(performance, 'now').mockReturnValue(1000);
-    const { service } = new Args({ args: '', about: '', run: async () => 0 }, ['--json']);
+    const { service } = new Args(command(), ['--json']);
     const lines = (ms: number, cause: unknown = new Unavailable('gone')): number => {
       now.mockReturnValue(ms);
       service.onEvent!({ kind: 'retry', cause });
@@ -367,8 +368,15 @@ describe('calls', () => {
     const { code, err } = await ask('call', 'mb-p-nobody-5d', 'm', '--timeout', '1', '--json');
     expect(code).toBe(4);
     expect(JSON.parse(err)).toMatchObject({ code: 'call_timeout', reason: 'no-room' });
-    const nowhere = await ask('call', 'mb-p-x', 'm', '--base', 'http://127.0.0.1:1', '--timeout', '1');
-    expect([nowhere.code, nowhere.out]).toEqual([4, '']);
+    for (const words of [
+      ['call', 'm'],
+      ['tools', 'a-tool'],
+    ]) {
+      const nowhere = await ask(words[0]!, 'mb-p-x', words[1]!, '--base', 'http://127.0.0.1:1', '--timeout', '1');
+      expect([nowhere.code, nowhere.out, nowhere.err]).toEqual([4, '', expect.stringMatching(/ or --base names/)]);
+      const nobody = await ask(words[0]!, 'mb-p-nobody-5d', words[1]!, '--timeout', '1');
+      expect([nobody.code, nobody.err]).toEqual([4, expect.stringMatching(/^call_timeout: .* --retry asks again/)]);
+    }
   });
 
   test('of a service that is not there the cause is named, and where one comes from', async () => {
@@ -455,6 +463,7 @@ describe('what is asked back', () => {
       const { action, content } = await elicit('who', { message: 'Who are\\u001b[2J you?', requestedSchema });
       return action + ' ' + JSON.stringify(content);
     });
+    tool('think', 'Asks a model.', { type: 'object' }, (_, { sample }) => sample('m', { messages: [], maxTokens: 9 }));
     methods.set('SendMessage', () => ({ task: { id: 't-1', status: { state: 'TASK_STATE_INPUT_REQUIRED' } } }));
   `;
   const ROOT = new URL('..', import.meta.url).pathname;
@@ -497,6 +506,12 @@ describe('what is asked back', () => {
     const machine = await ask('tools', mailbox, 'hello', '{}', '--json');
     expect(machine.code).toBe(3);
     expect(JSON.parse(machine.out).inputRequired).toMatchObject({ requestedSchema: { required: ['name', 'age'] } });
+    const thinks = await ask('tools', mailbox, 'think');
+    expect(thinks).toMatchObject({
+      code: 3,
+      out: '',
+      err: expect.stringMatching(/-32021.*more than .* a terminal\n$/),
+    });
     expect(await ask('call', mailbox, 'SendMessage')).toMatchObject({
       code: 0,
       err: expect.stringMatching(/taskId t-1/),
@@ -604,9 +619,23 @@ test('times of events are told in whole ms; other numbers as they are', () => {
   expect(rounded(event)).toEqual({ kind: 'retry', afterMs: 83, ms: 0, ratio: 0.5, room: 'p-x' });
 });
 
+test('options that the library speaks of are told as flags of the command, as far as it has them', () => {
+  const said: string[] = [];
+  vi.spyOn(process.stderr, 'write').mockImplementation((text) => said.push(String(text)) > 0);
+  const args = new Args(command({ timeout: { value: 'seconds', about: '' }, base: { value: 'url', about: '' } }), []);
+  const words = 'the option timeoutMs helps, or base (option base); the option retry does not';
+  const flags = '--timeout helps, or base (--base); the option retry does not';
+  failure(new TechnocoreError('x', words), args);
+  failure(new TechnocoreError('x', words), new Args(command(), []));
+  // Another side's words are its own.
+  failure(new RpcError(1, words), args);
+  vi.restoreAllMocks();
+  expect(said).toEqual([`x: ${flags}\n`, `x: ${words}\n`, `rpc: ${words} (1)\n`]);
+});
+
 test('that a pairing code is not offered has the exit code of what is not answered', () => {
   vi.spyOn(process.stderr, 'write').mockReturnValue(true);
-  expect(failure(new TechnocoreError('not_offered', 'x'), false)).toBe(4);
+  expect(failure(new TechnocoreError('not_offered', 'x'), new Args(command(), []))).toBe(4);
   vi.restoreAllMocks();
 });
 
