@@ -177,6 +177,11 @@ export class RoomServerTransport {
     this.#layer.send(message, o.relatedRequestId);
   }
 
+  /** Requests that the server has not answered yet. Subscriptions, which have no answer until they end, are none of them. */
+  get unanswered(): number {
+    return this.#layer.unanswered;
+  }
+
   /** Takes no more requests, and resolves when those that were begun are answered: by the server, or as interrupted. */
   close(): Promise<void> {
     return (this.#closing ??= (async () => {
@@ -285,6 +290,12 @@ class BridgeLayer implements Layer {
       if (!(error instanceof RpcError)) throw error;
       return rpcError(id, error.rpc.code, error.rpc.message, error.rpc.data as Json | undefined);
     }
+  }
+
+  get unanswered(): number {
+    let count = 0;
+    for (const { isListening } of this.#pending.values()) if (!isListening) count++;
+    return count;
   }
 
   /** Ends subscriptions, which would go on for long, and after a while what is not answered. */

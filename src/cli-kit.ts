@@ -76,6 +76,8 @@ export const KEY: Record<string, Flag> = {
 
 /** How long what ends by itself waits in silence for a service that does not answer, ms. */
 const SILENCE_MS = 1500;
+/** After which an end that waits for no call is told of too, ms. */
+const ENDING_MS = 1000;
 /** How soon it is said again that a service does not answer, and how late at most, ms. */
 const OUTAGE_MS = [10_000, 600_000] as const;
 
@@ -247,6 +249,23 @@ export class Args {
       onEvent(event);
     };
     return { ...this.#reach, onEvent: told };
+  }
+
+  /**
+   * Tells whoever ends a server, with Ctrl-C, what is waited for.
+   *
+   * @param drainMs how long calls that were begun may take
+   * @param calls how many those are
+   * @param rest what is waited for where there are none
+   */
+  tellEnd(drainMs: number, calls: () => number, rest = 'what is still to be written'): void {
+    const say = (what: string): void =>
+      this.remark('ending', `waiting for ${what}, at most ${drainMs / 1000} s; Ctrl-C again ends at once`);
+    this.signal.addEventListener('abort', () => {
+      const count = calls();
+      if (count > 0) say(`${count} ${count === 1 ? 'call' : 'calls'}`);
+      else setTimeout(() => say(rest), ENDING_MS).unref();
+    });
   }
 
   /** A ledger in a file. Another process may hold it for a while yet, and Ctrl-C ends the wait for it. */

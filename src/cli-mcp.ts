@@ -139,6 +139,9 @@ function nameOf(command: string[]): string {
   return 'server';
 }
 
+/** How long calls that were begun may take when it ends, ms. */
+const DRAIN_MS = 10_000;
+
 async function serveOne(args: Args): Promise<number> {
   const command = args.words;
   const allowed = new Set(args.all('allow'));
@@ -156,12 +159,14 @@ async function serveOne(args: Args): Promise<number> {
   const service = args.patient(onEvent);
   const ledger = await args.ledger(join(home, `mcp-${mailbox}.ledger`));
   try {
-    const wire: Wire = new RoomServerTransport(mailbox, signer, {
+    const wire = new RoomServerTransport(mailbox, signer, {
       ...service,
+      drainMs: DRAIN_MS,
       ...(!isPublic && { allow: (from) => allowed.has(from) }),
       ledger,
       cursor: fileCursor(join(home, `mcp-${mailbox}.cursor`)),
     });
+    args.tellEnd(DRAIN_MS, () => wire.unanswered, 'the command to end');
     const bridged = await bridgeServer(wire, command, { onEvent, isPublic });
     try {
       await waiting('waiting for the server', Promise.race([bridged.ready, bridged.ended]));

@@ -126,16 +126,6 @@ class Calls {
 
 /** How long the end may take: handlers have a minute, and their answers some time to be written, ms. */
 const DRAIN_MS = 90_000;
-/** After which an end that waits for no call is told of too, ms. */
-const ENDING_MS = 1000;
-
-/** Tells whoever ends the server what is waited for. */
-function tellEnd(args: Args, calls: Calls): void {
-  const say = (what: string): void =>
-    args.remark('ending', `waiting for ${what}, at most ${DRAIN_MS / 1000} s; Ctrl-C again ends at once`);
-  if (calls.size > 0) say(`${calls.size} ${calls.size === 1 ? 'call' : 'calls'}`);
-  else setTimeout(() => say('what is still to be written'), ENDING_MS).unref();
-}
 
 // --- the module --------------------------------------------------------------------------------------------------
 
@@ -248,7 +238,7 @@ async function serveOffered(
     if (isVerbose || LOUD.test(event.kind)) tell(args.inFlags(eventLine(rounded(event))));
   });
   const calls = new Calls(isVerbose ? (line) => tell(shown(line)) : undefined);
-  args.signal.addEventListener('abort', () => tellEnd(args, calls));
+  args.tellEnd(DRAIN_MS, () => calls.size);
   let isReady = false;
   try {
     if (args.has('publish')) await publishIdentity(signer, { mailbox }, service);

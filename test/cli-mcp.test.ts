@@ -18,7 +18,7 @@ import { afterAll, afterEach, beforeAll, expect, test } from 'vitest';
 import { Args } from '../src/cli-kit.ts';
 import { mcpCommands } from '../src/cli-mcp.ts';
 import { createLocalService, type Listening } from '../src/local.ts';
-import { call, Signer } from '../src/technocore-rpc.ts';
+import { call, mcpCallTool, Signer } from '../src/technocore-rpc.ts';
 import { FREE, tempDir, until } from './support.ts';
 
 // The command line as it is used: processes of ours between the servers that people run and the clients that hosts have.
@@ -405,4 +405,23 @@ test('found by DID where everybody may call; the end of the host is the end, in 
   });
   child.stdin.end();
   expect((await once(child, 'exit'))[0]).toBe(0);
+});
+
+test('Ctrl-C says at once which calls are waited for; a second one ends them', async () => {
+  const name = `hangs-${Date.now()}`;
+  const serving = await serve(name, ['--public'], [SERVERS.everything, 'stdio']);
+  const given: [string, object] = ['trigger-long-running-operation', { duration: 600, steps: 1 }];
+  const stop = new AbortController();
+  const o = { base: service.url, replyTo: `mb-p-${name}`, signal: stop.signal };
+  const called = mcpCallTool(serving.mailbox, ...given, Signer.generate(), o).catch(() => {});
+  await until(() => spied(name).sent.some(({ method }) => method === 'tools/call'));
+  const { process: child } = serving;
+  child.kill('SIGINT');
+  const words = 'waiting for 1 call, at most 10 s; Ctrl-C again ends at once';
+  await until(() => serving.told().includes(words) || child.exitCode !== null);
+  expect(serving.told()).toContain(words);
+  child.kill('SIGINT');
+  expect(await once(child, 'exit')).toEqual([130, null]);
+  stop.abort();
+  await called;
 });
