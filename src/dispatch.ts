@@ -301,6 +301,11 @@ export interface Dispatcher {
   cancels(frame: unknown): Id | undefined;
   /** Whether an array is a batch whose members are answered one by one; any other gets one error as a whole. */
   batchable(frames: unknown[]): boolean;
+  /**
+   * The answer to a member of a frame that is no request, notification or response; undefined when nothing goes back.
+   * Nothing runs, whatever it holds.
+   */
+  invalid(member: unknown): Json | undefined;
   /** Ends subscriptions and aborts the handlers that run on the dispatcher's own signal. */
   close(): void;
 }
@@ -483,6 +488,12 @@ class JsonRpc implements Dispatcher {
     return frames.length > 0 && !frames.some((frame) => isObject(frame) && this.#owner(frame['method']) !== undefined);
   }
 
+  invalid(member: unknown): Json | undefined {
+    const { id, method } = isObject(member) ? member : {};
+    if (id === undefined && this.#owner(method) !== undefined) return undefined;
+    return rpcError(this.#errorId(id), INVALID_REQUEST, 'Invalid Request');
+  }
+
   close(): void {
     this.#layer?.close();
     (this.#closing ??= new AbortController()).abort();
@@ -501,11 +512,7 @@ class JsonRpc implements Dispatcher {
     const kind = classify(frame);
     if (kind === 'response') return undefined;
     const member = frame as JsonObject;
-    if (kind === 'invalid') {
-      const { id, method } = isObject(frame) ? frame : {};
-      if (id === undefined && this.#owner(method) !== undefined) return undefined;
-      return rpcError(this.#errorId(id), INVALID_REQUEST, 'Invalid Request');
-    }
+    if (kind === 'invalid') return this.invalid(frame);
     const method = member['method'] as string;
     const handler = this.#methods.get(method);
     if (handler !== undefined && !(context.from !== undefined && has(handler, LOCAL_ONLY))) {

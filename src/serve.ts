@@ -23,6 +23,7 @@ import {
   checkHandler,
   classify,
   createDispatcher,
+  type DispatchContext,
   type Dispatcher,
   type DispatcherOptions,
   type Id,
@@ -521,13 +522,15 @@ class Server implements Listener {
       return;
     }
     if (whole) {
-      if (isNew) this.#track(this.#answer(reply, await this.#dispatcher.dispatch(batch).then(encodeLong)));
+      if (isNew) this.#track(this.#answer(reply, encodeLong(await this.#dispatcher.dispatch(batch, this.#caller(m)))));
       return;
     }
     this.#track(
       (async () => {
-        const spoken = named !== undefined && isNew ? invalid : [];
-        const refused = await Promise.all(spoken.map((member) => this.#dispatcher.dispatch(member).then(encodeLong)));
+        const refused = (named !== undefined && isNew ? invalid : [])
+          .map((member) => this.#dispatcher.invalid(member))
+          .filter((answer) => answer !== undefined)
+          .map(encodeLong);
         const answers = await Promise.all(
           requests.map((request, i) => {
             if (verdicts[i]!.kind === 'new' && passing.has(request)) return this.#inPassing(m, request);
@@ -609,10 +612,15 @@ class Server implements Listener {
     this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason });
   }
 
+  /** Who asks: without it whatever is dispatched would be a call of our own. */
+  #caller({ from, room }: Incoming): DispatchContext {
+    return { from, room, service: this.#service };
+  }
+
   async #notified(m: Incoming, frame: JsonObject): Promise<void> {
     const { clock } = this.#t;
     const onError = this.#told;
-    const context = { from: m.from, room: m.room, service: this.#service, onError };
+    const context = { ...this.#caller(m), onError };
     // A layer's own notifications cancel what holds the turns; a handler of ours waits its turn and has its time, like any other.
     if (!this.#o.methods?.has(frame['method'] as string)) {
       const cancelled = this.#dispatcher.cancels(frame);
@@ -643,7 +651,7 @@ class Server implements Listener {
 
   /** The answer to such a request. */
   async #inPassing(m: Incoming, request: JsonObject): Promise<string> {
-    const answer = await this.#dispatcher.dispatch(request, { from: m.from, room: m.room, service: this.#service });
+    const answer = await this.#dispatcher.dispatch(request, this.#caller(m));
     return this.#textOf(answer!, request);
   }
 
@@ -769,9 +777,7 @@ class Server implements Listener {
       const { signal } = stop;
       const onError = this.#told;
       const dispatched = this.#dispatcher.dispatch(request, {
-        from: m.from,
-        room: m.room,
-        service: this.#service,
+        ...this.#caller(m),
         rank: this.#regulars.rank(m.from),
         // What waits for long is ended with the dispatcher.
         ...(!open && { signal }),

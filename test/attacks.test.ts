@@ -1,6 +1,7 @@
 import { expect, test } from 'vitest';
 import { serve } from '../src/builtin.ts';
 import { call } from '../src/call.ts';
+import { type CallContext, localOnly } from '../src/dispatch.ts';
 import { createLocalService } from '../src/local.ts';
 import { respelled } from '../src/outbox.ts';
 import { read } from '../src/rooms.ts';
@@ -14,7 +15,10 @@ function world() {
   return { base: 'http://attacked.test', fetch: service.fetch };
 }
 
-async function serving(o: ReturnType<typeof world>, handlers: Record<string, (params: any) => unknown>) {
+async function serving(
+  o: ReturnType<typeof world>,
+  handlers: Record<string, (params: any, context: CallContext) => unknown>,
+) {
   const stop = new AbortController();
   const signer = Signer.generate();
   let ready = (): void => {};
@@ -124,5 +128,30 @@ test('a frame too deep to be written down is skipped, and the server goes on', a
   const deep = `{"jsonrpc":"2.0","id":1,"method":"add","params":{"x":${'['.repeat(1950)}${']'.repeat(1950)}}}`;
   await Signer.generate().say('mb-p-srv', deep, o);
   expect(await call('mb-p-srv', 'add', { a: 1, b: 2 }, Signer.generate(), { ...o, replyTo: 'mb-p-c' })).toBe(3);
+  await server.end();
+});
+
+test('a batch in a batch, or the text of a request in one, runs nothing: least of all as if we ourselves asked', async () => {
+  const o = world();
+  const ran: string[] = [];
+  const own = localOnly(() => ran.push('local'));
+  const server = await serving(o, { local: own, who: (_, { from }) => ran.push(from) });
+  const evil = Signer.generate();
+  const meta = { _meta: { 'chat.technocore/reply': 'mb-p-evil' } };
+  await evil.say('mb-p-evil', 'mine', o);
+  const request = (id: number, method: string) => ({ jsonrpc: '2.0', id, method, params: meta });
+  const hidden = ['local', 'who'].flatMap((method, i) => {
+    const one = request(i, method);
+    const told = { jsonrpc: '2.0', method };
+    return [[one], [[one]], [told], JSON.stringify(one), JSON.stringify([told])];
+  });
+  await evil.say('mb-p-srv', JSON.stringify([...hidden, request(9, 'who')]), o);
+  // Answers to one key come in its order.
+  await call('mb-p-srv', 'nothing', {}, evil, { ...o, replyTo: 'mb-p-evil' }).catch(() => {});
+  const { messages } = await read('mb-p-evil', o);
+  const answers = messages.filter((m) => m.from === server.signer.did).flatMap((m) => JSON.parse(m.text));
+  expect(ran).toEqual([evil.did]);
+  const codes = answers.slice(0, -1).map(({ id, error }) => [id, error?.code]);
+  expect(codes).toEqual([...hidden.map(() => [null, -32600]), [9, undefined]]);
   await server.end();
 });
