@@ -24,6 +24,7 @@ import { isObject, type Json } from './frames.ts';
 import { isRpc } from './mcp-peer.ts';
 import {
   type CallOptions,
+  CallTimeout,
   call,
   isDid,
   mcpCallTool,
@@ -42,15 +43,17 @@ const CALL: Record<string, Flag> = {
   ...KEY,
   'reply-to': { value: 'mailbox', about: 'where the answer goes; default: one that only this key can name' },
   peer: { value: 'did', about: 'the only key whose answer counts' },
-  timeout: { value: 'seconds', about: 'default: 30' },
+  timeout: { value: 'seconds', about: 'default: 30, and 5 where no service can be reached' },
   retry: { value: 'times', about: 'how many times more it is asked within the time; default: 0' },
 };
 
-function callOptions(args: Args, signer: Signer): CallOptions & { replyTo: string } {
+function callOptions(args: Args, to: string, signer: Signer): CallOptions & { replyTo: string } {
   const [peer, timeoutMs, retry] = [args.text('peer'), args.ms('timeout'), args.number('retry', 0, 100)];
   if (peer !== undefined && !isDid(peer)) throw new Usage('--peer takes a did:key');
   return {
-    ...args.service,
+    ...args.service(
+      (cause, ms) => new CallTimeout(to, '', ms, 'no-answer', `the request was not sent yet; ${cause.message}`, cause),
+    ),
     replyTo: args.text('reply-to') ?? ownMailbox(signer, 'reply'),
     ...(peer !== undefined && { peer }),
     ...(timeoutMs !== undefined && { timeoutMs }),
@@ -144,10 +147,10 @@ export const callCommands: Record<string, Command> = {
       const params = await jsonFrom(word);
       const signer = await args.signer();
       if (args.has('notify')) {
-        await args.risking(SENT, notify(to, method, params, signer, args.service));
+        await args.risking(SENT, notify(to, method, params, signer, args.service()));
         return EXIT.ok;
       }
-      const o = callOptions(args, signer);
+      const o = callOptions(args, to, signer);
       const calling = args.risking(SENT, call<Json>(to, method, params, signer, o).catch(inWords));
       const result = await waiting(`waiting for ${shown(to)}`, calling);
       print(json(result, args.json));
@@ -169,7 +172,7 @@ the question is printed.`,
       const given = (await jsonFrom(word)) ?? {};
       if (Array.isArray(given)) throw new Usage('the arguments of a tool are a JSON object');
       const signer = await args.signer();
-      const o = callOptions(args, signer);
+      const o = callOptions(args, to, signer);
       const what = `waiting for ${shown(to)}`;
       if (name === undefined) {
         printTools(args, await waiting(what, mcpListTools(to, signer, o)));

@@ -10,7 +10,7 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline/promises';
 import { parseArgs } from 'node:util';
 import { toHex } from './bytes.ts';
-import { shownBase, transportOf } from './http.ts';
+import { neverSent, onAbort, shownBase, transportOf } from './http.ts';
 import {
   type Event,
   fileLedger,
@@ -78,6 +78,11 @@ export const KEY: Record<string, Flag> = {
 const SILENCE_MS = 1500;
 /** After which an end that waits for no call is told of too, ms. */
 const ENDING_MS = 1000;
+/**
+ * How long it goes on asking a service to which no connection was ever made, ms from the first failure: that one is starting
+ * is worth a wait, a wrong address is not.
+ */
+const UNREACHED_MS = 5000;
 /** How soon it is said again that a service does not answer, and how late at most, ms. */
 const OUTAGE_MS = [10_000, 600_000] as const;
 
@@ -206,7 +211,7 @@ export class Args {
     }
   }
 
-  get #reach(): Options {
+  get #reach(): Options & { signal: AbortSignal } {
     const base = this.text('base');
     return { signal: this.signal, ...(base !== undefined && { base }) };
   }
@@ -217,15 +222,43 @@ export class Args {
     this.remark(cause.code, `the service at ${base} does not answer (${how}), and is asked again`);
   }
 
-  /** Options for the library. Whoever waits is told once, after a while, that the service does not answer. */
-  get service(): Options {
+  /**
+   * Options for the library, for what ends by itself. Whoever waits is told once, after a while, that the service does not
+   * answer. Where no connection was ever made, it is given up soon, unless a time was given with `--timeout`.
+   *
+   * @param unreached the error it then ends with, by the one that tells why, and after how many ms; default: that one
+   */
+  service(unreached: (cause: TechnocoreError, afterMs: number) => TechnocoreError = (cause) => cause): Options {
+    const { signal, ...reach } = this.#reach;
+    const stop = new AbortController();
+    onAbort(signal, () => stop.abort(signal.reason));
+    const isPatient = this.text('timeout') !== undefined;
+    let [isReached, isFailing] = [false, false];
+    const watched: typeof fetch = async (...request) => {
+      try {
+        const response = await fetch(...request);
+        isReached = true;
+        return response;
+      } catch (cause) {
+        isReached ||= !neverSent(cause);
+        throw cause;
+      }
+    };
     const onEvent = (event: Event): void => {
       const cause = outageIn(event);
-      if (!cause || this.#isOutageTold || performance.now() - this.#begun < SILENCE_MS) return;
+      if (!cause) return;
+      if (!isFailing && !isPatient) {
+        isFailing = true;
+        const giveUp = (): void => {
+          if (!isReached) stop.abort(unreached(cause, Math.round(performance.now() - this.#begun)));
+        };
+        setTimeout(giveUp, UNREACHED_MS).unref();
+      }
+      if (this.#isOutageTold || performance.now() - this.#begun < SILENCE_MS) return;
       this.#isOutageTold = true;
       this.#tellOutage(cause);
     };
-    return { ...this.#reach, onEvent };
+    return { ...reach, fetch: watched, signal: stop.signal, onEvent };
   }
 
   /**

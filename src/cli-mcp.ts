@@ -242,7 +242,7 @@ async function targetOf(args: Args): Promise<Target> {
   if (peer !== undefined && !isDid(peer)) throw new Usage('--peer takes a did:key');
   if (isMailbox(to)) return { mailbox: to, peer };
   if (!isDid(to)) throw new Usage(`${JSON.stringify(to)} is neither a mailbox nor a did:key`);
-  const { mailbox, signed } = (await resolveIdentity(to, args.service)) ?? {};
+  const { mailbox, signed } = (await resolveIdentity(to, args.patient())) ?? {};
   if (mailbox === undefined || !signed)
     throw new TechnocoreError('no_identity', `${to} says nowhere where it is reached`);
   return { mailbox, peer: to };

@@ -67,7 +67,9 @@ export const roomCommands: Record<string, Command> = {
       const text = word === '-' ? await textOf(process.stdin) : word;
       const nick = args.text('nick');
       const saying =
-        nick === undefined ? (await args.signer()).say(room, text, args.service) : say(room, nick, text, args.service);
+        nick === undefined
+          ? (await args.signer()).say(room, text, args.service())
+          : say(room, nick, text, args.service());
       const said = await args.risking('the line may have been written', saying);
       print(args.json ? json(said, true) : `${said.seq}`);
       return EXIT.ok;
@@ -94,7 +96,7 @@ export const roomCommands: Record<string, Command> = {
       const place = placeOf(args);
       const seconds = args.number('wait', 0, 10, false);
       if (seconds && place.since === undefined) throw new Usage('--wait needs --since');
-      const view = await read(room, { ...args.service, ...place, ...(seconds && { waitMs: seconds * 1000 }) });
+      const view = await read(room, { ...args.service(), ...place, ...(seconds && { waitMs: seconds * 1000 }) });
       if (args.json) print(json(view, true));
       else if (view.messages.length === 0) tell(nothingIn(room, place.since));
       else for (const m of view.messages) print(lineOf(m));
@@ -119,7 +121,7 @@ An old service keeps no signatures: its messages are "unverifiable".`,
       if (sig !== undefined) throw new Usage('one room, or a DID, a signature and the signed text');
       let bad = 0;
       const place = placeOf(args);
-      const { messages } = await read(room, { ...args.service, ...place });
+      const { messages } = await read(room, { ...args.service(), ...place });
       if (messages.length === 0) args.remark('empty', nothingIn(room, place.since));
       for (const m of messages) {
         const reason = m.sig === undefined ? 'no signature' : explain(room, m);

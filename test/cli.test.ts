@@ -3,12 +3,12 @@ import { once } from 'node:events';
 import { existsSync } from 'node:fs';
 import { cp, mkdir, readFile, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { afterAll, beforeAll, describe, expect, test, vi } from 'vitest';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { Args, type Command, type Flag, failure, rounded } from '../src/cli-kit.ts';
 import { createLocalService, type Listening } from '../src/local.ts';
 import { RpcError, Signer, say, TechnocoreError, Unavailable } from '../src/technocore-rpc.ts';
 import { buildBundles } from './build.ts';
-import { FREE, tempDir, until } from './support.ts';
+import { broken, FREE, tempDir, until } from './support.ts';
 
 // The command line as scripts and people use it: processes of their own, against an embedded service.
 
@@ -283,7 +283,7 @@ describe('rooms', () => {
     const said: string[] = [];
     vi.spyOn(process.stderr, 'write').mockImplementation((text) => said.push(String(text)) > 0);
     const now = vi.spyOn(performance, 'now').mockReturnValue(1000);
-    const { service } = new Args(command(), ['--json']);
+    const service = new Args(command(), ['--json']).service();
     const lines = (ms: number, cause: unknown = new Unavailable('gone')): number => {
       now.mockReturnValue(ms);
       service.onEvent!({ kind: 'retry', cause });
@@ -297,6 +297,48 @@ describe('rooms', () => {
       code: 'unavailable',
       message: expect.stringMatching(/^the service at .* does not answer \(gone\), and is asked again$/),
     });
+  });
+
+  test('what ends by itself gives up a service that was never reached, unless it was told how long to wait', async () => {
+    vi.spyOn(process.stderr, 'write').mockReturnValue(true);
+    vi.useFakeTimers();
+    onTestFinished(() => {
+      vi.useRealTimers();
+      vi.unstubAllGlobals();
+      vi.restoreAllMocks();
+    });
+    const failing = new Unavailable('gone');
+    const flags = { timeout: { value: 'seconds', about: '' } };
+    /** What became of it a while after a failure, with this outcome of its first request. */
+    const outcome = async (fetched: () => Promise<Response>, given: string[] = []): Promise<unknown> => {
+      vi.stubGlobal('fetch', fetched);
+      const { fetch, onEvent, signal } = new Args(command(flags), given).service();
+      await fetch!('http://127.0.0.1/').catch(() => {});
+      onEvent!({ kind: 'retry', cause: failing });
+      vi.advanceTimersByTime(4000);
+      onEvent!({ kind: 'retry', cause: new Unavailable('still gone') });
+      expect(signal!.aborted).toBe(false);
+      vi.advanceTimersByTime(1500);
+      return signal!.reason;
+    };
+    expect(await outcome(async () => Promise.reject(broken('ECONNREFUSED')))).toBe(failing);
+    expect(await outcome(async () => Promise.reject(broken('ECONNREFUSED')), ['--timeout', '90'])).toBe(undefined);
+    expect(await outcome(async () => Promise.reject(broken('ECONNRESET')))).toBe(undefined);
+    expect(await outcome(async () => new Response(''))).toBe(undefined);
+  });
+
+  test('of a service that was never reached it is said why, with the code of what is not answered', async () => {
+    const gone = await createLocalService().listen();
+    await gone.close();
+    const env = { ...seeded(77).env, TECHNOCORE_URL: gone.url };
+    const run = (...args: string[]): Promise<Run> => start(args, { env, input: '' }).done;
+    const why = `${gone.url} could not be reached: connection refused \\(ECONNREFUSED\\); .* or --base names .*`;
+    const told = (await Promise.all([run('read', 'p-x'), run('say', 'p-x', 'hello'), run('call', 'mb-p-x', 'm')])).map(
+      ({ err, ...rest }) => ({ ...rest, err: err.split('\n').slice(1).join('\n') }),
+    );
+    const unavailable = { code: 4, out: '', err: expect.stringMatching(`^unavailable: ${why}\n$`) };
+    const words = `^call_timeout: no answer from mb-p-x after \\d+ ms: the request was not sent yet; ${why}\n$`;
+    expect(told).toEqual([unavailable, unavailable, { ...unavailable, err: expect.stringMatching(words) }]);
   });
 
   test('--follow goes on until Ctrl-C, which is a good end', async () => {
