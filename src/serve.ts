@@ -41,7 +41,7 @@ import { type Admission, type Ledger, LedgerState, memoryLedger, type Verdict } 
 import { Outbox, sayUnrefused } from './outbox.ts';
 import { attend } from './presence.ts';
 import { type ReplyLimits, ReplyRooms } from './replies.ts';
-import { type CursorStore, checkSigner, type Place } from './rooms.ts';
+import { type CursorStore, checkSigner, OPENING, type Place } from './rooms.ts';
 import { Share, type Standing } from './share.ts';
 import type { Signer } from './signer.ts';
 import { readSpilled, SPILL_META, Spills, spilledFrame } from './spill.ts';
@@ -410,7 +410,8 @@ class Server implements Listener {
   message(m: Incoming): void {
     this.#heard = true;
     this.#share?.saw(m);
-    if (m.from !== '' && m.from === this.#self) return;
+    // The line that opens a mailbox, which stands behind what waited there, says nothing to those who serve it.
+    if (m.from !== '' && (m.from === this.#self || m.text === OPENING)) return;
     const frame = decode(m.text);
     if (!frame || m.from === '') {
       this.#t.onEvent({ kind: 'skipped', room: m.room, seq: m.seq, reason: frame ? 'not signed' : 'not a frame' });

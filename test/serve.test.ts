@@ -88,6 +88,11 @@ describe.each(PROFILES)('what waits in a mailbox, %s', (profile) => {
     const first = await w.start({ cursor, ledger: memoryLedger() });
     await w.clock.advance(100);
     expect([w.runs, await w.answers()]).toEqual([['1'], [{ jsonrpc: '2.0', id: 'early', result: null }]]);
+    // The line that opened it stands behind the request, and is no news.
+    await w.say('mailbox opened', eve);
+    expect(w.events.filter(({ kind }) => kind === 'skipped')).toEqual([]);
+    await w.say('something else', eve);
+    expect(w.events.filter(({ kind }) => kind === 'skipped')).toMatchObject([{ reason: 'not a frame' }]);
     // Had it died at once, the next one would have begun there too.
     expect(places[0]).toMatchObject({ since: 0 });
     await first.stop();
