@@ -5,9 +5,10 @@
  * @module
  */
 
-import { BUSY, before, DEADLINE, denied, fitted, interrupted, join, MAX_WRITES, tooLarge } from './answers.ts';
+import { Answering, type Reply, replyNamed } from './answering.ts';
+import { BUSY, before, DEADLINE, denied, interrupted } from './answers.ts';
 import { toHex, utf8 } from './bytes.ts';
-import { mayUseId, REPLY_META } from './call.ts';
+import { mayUseId } from './call.ts';
 import {
   beginningOf,
   type Channel,
@@ -15,7 +16,6 @@ import {
   type Incoming,
   isChannel,
   type Listener,
-  limitOf,
   openMailbox,
 } from './channel.ts';
 import { sha256 } from './crypto.ts';
@@ -36,16 +36,16 @@ import {
 import { type RingGap, TechnocoreError } from './errors.ts';
 import { feedOf } from './feed.ts';
 import { decode, encodeLong, isObject, type Json } from './frames.ts';
-import { budgetOf, type Options, sharedOf, type Transport, transportOf } from './http.ts';
+import { type Options, sharedOf, type Transport, transportOf } from './http.ts';
 import { type Admission, type Ledger, LedgerState, memoryLedger, type Verdict } from './ledger.ts';
-import { Outbox, sayUnrefused } from './outbox.ts';
 import { attend } from './presence.ts';
-import { type ReplyLimits, ReplyRooms } from './replies.ts';
+import type { ReplyLimits } from './replies.ts';
 import { type CursorStore, checkSigner, OPENING, type Place } from './rooms.ts';
 import { Share, type Standing } from './share.ts';
 import type { Signer } from './signer.ts';
-import { readSpilled, SPILL_META, Spills, spilledFrame } from './spill.ts';
-import { mostFor, NEVER, Regulars } from './turns.ts';
+import { readSpilled } from './spill.ts';
+import { mostFor, Regulars } from './turns.ts';
+import { Underway } from './underway.ts';
 import { isSpilled, LongRequests } from './unspill.ts';
 import { Workers } from './workers.ts';
 
@@ -132,15 +132,6 @@ export async function serve(mailbox: string | Channel, signer: Signer, o: ServeO
   }
 }
 
-/** The way back to one caller. */
-interface Reply {
-  send(text: string): Promise<void>;
-  /** The room it leads to; undefined on a channel. */
-  readonly room?: string;
-  /** Whether an answer that is too large may be put into notes for who reads there; default: yes. */
-  readonly spills?: Promise<boolean>;
-}
-
 /** A message of which it does not matter when it came. */
 type Unplaced = Omit<Incoming, 'at'> & { at?: number | undefined };
 
@@ -156,28 +147,18 @@ class Server implements Listener {
   readonly #channel: Channel | undefined;
   readonly #room: string;
   readonly #self: string;
-  readonly #limit: number;
   readonly #dispatcher: Dispatcher;
   readonly #ledger: Ledger;
   /** Who was answered before whom. */
   readonly #regulars: Regulars;
-  readonly #replies: ReplyRooms;
+  readonly #answering: Answering;
   readonly #workers: Workers;
   /** Requests that wait for a worker, by key and id, so that they can be called off. */
   readonly #queued = new Map<string, AbortController>();
-  readonly #outbox: Outbox;
-  readonly #spilled: Spills;
   readonly #long: LongRequests | undefined;
-  /** What is under way, so that draining can wait for it. */
-  readonly #tasks = new Set<Promise<unknown>>();
-  /** Each message that is still worked on, in the order of the room. */
-  readonly #unfinished = new Map<number, { from: string; tasks: number; at: number; isBatch: boolean }>();
+  readonly #underway: Underway;
   readonly #share: Share | undefined;
   readonly #sharing = new AbortController();
-  /** Aborts when what is still under way is given up. */
-  readonly #given = new AbortController();
-  #saving: Promise<void> | undefined;
-  #saved = -1;
   /** The last task of each key: messages of one key are admitted in their order. */
   readonly #lanes = new Map<string, { length: number; last: Promise<void> }>();
   #ended: ((cause: unknown) => void) | undefined;
@@ -193,7 +174,6 @@ class Server implements Listener {
     this.#channel = isChannel(mailbox) ? mailbox : undefined;
     this.#room = this.#channel?.room ?? checkMailbox(mailbox as string);
     this.#self = this.#channel?.self ?? '';
-    this.#limit = limitOf(this.#channel);
     const { methods, tools, serverInfo, instructions, pageSize, layer } = o;
     if (methods instanceof Map) for (const [name, handler] of methods) checkHandler(handler, name);
     const spill = this.#channel ? this.#channel.spill : { get: (ref: Json) => readSpilled(t, ref) };
@@ -210,13 +190,12 @@ class Server implements Listener {
       stateKey: signer.derive('mcp-state'),
     });
     this.#ledger = o.ledger ?? memoryLedger();
-    if (o.cursor && !this.#channel) this.#checkLedger(o.ledger);
+    const cursor = this.#channel ? undefined : o.cursor;
+    if (cursor) this.#checkLedger(o.ledger);
+    const oldest = (): number | undefined => this.#share?.oldest;
+    this.#underway = new Underway(t, this.#room, cursor && { store: cursor, oldest });
     this.#regulars = new Regulars(t.clock);
-    this.#replies = new ReplyRooms(t, this.#room, o.replyLimits, this.#regulars);
-    const write = (room: string, text: string): Promise<unknown> =>
-      sayUnrefused(t, signer, room, text, this.#given.signal);
-    this.#outbox = new Outbox(t, write, this.#regulars);
-    this.#spilled = new Spills(t, signer);
+    this.#answering = new Answering(t, signer, { room: this.#room, channel: this.#channel }, this.#regulars, o);
     if (spills) this.#long = new LongRequests((ref) => spill.get(ref), this.#regulars);
     if (o.claim) this.#share = this.#makeShare(o.claim === true ? undefined : o.claim.leaseMs);
     const concurrency = o.concurrency ?? 16;
@@ -233,10 +212,7 @@ class Server implements Listener {
 
   #makeShare(leaseMs: number | undefined): Share {
     if (this.#channel) throw new TechnocoreError('bad_option', 'only a mailbox can be shared with other servers');
-    const unfinished = (fits: (from: string) => boolean): number | undefined => {
-      for (const [seq, { from }] of this.#unfinished) if (fits(from)) return seq;
-      return undefined;
-    };
+    const unfinished = (fits: (from: string) => boolean): number | undefined => this.#underway.oldest(fits);
     const handle = (m: Incoming, frame: JsonObject | Json[], standing: Standing): void =>
       this.#enqueue(m, frame, standing);
     const place = (): Place => feedOf(this.#t, this.#room).place ?? { since: 0 };
@@ -260,7 +236,7 @@ class Server implements Listener {
     const over = new AbortController();
     try {
       // Whoever sees that the server is ready finds it attended.
-      if (!this.#channel) this.#track(this.#attend(over.signal));
+      if (!this.#channel) this.#underway.track(this.#attend(over.signal));
       leave = await this.#listen(signal);
       void this.#passTime(over.signal);
       this.#share?.run(this.#sharing.signal).catch((cause) => {
@@ -368,15 +344,10 @@ class Server implements Listener {
       () => true,
       () => false,
     );
-    const drained = (async () => {
-      while (this.#tasks.size > 0) await Promise.allSettled(this.#tasks);
-      while (this.#saving) await this.#saving;
-      return false;
-    })();
+    const drained = this.#underway.ended().then(() => false);
     if (await Promise.race([drained, late])) {
-      this.#t.onEvent({ kind: 'undrained', room: this.#room, tasks: this.#tasks.size });
-      this.#given.abort(OVER);
-      this.#outbox.close(OVER);
+      this.#t.onEvent({ kind: 'undrained', room: this.#room, tasks: this.#underway.size });
+      this.#answering.close(OVER);
     }
     timer.abort(OVER);
     this.#sharing.abort(OVER);
@@ -392,15 +363,8 @@ class Server implements Listener {
     this.#t.onEvent({ kind: 'lost', room: this.#room, gap });
   }
 
-  /** Requests that come while others are worked on are a burst of unknown length, but where they are in batches already. */
   expects(): number {
-    const since = this.#t.clock.now() - BURST_MS;
-    let alone = 0;
-    for (const { at, isBatch } of this.#unfinished.values()) {
-      // One that runs for long is no sign that others come.
-      if (at > since) alone += isBatch ? -1 : 1;
-    }
-    return alone > 1 ? Number.POSITIVE_INFINITY : 0;
+    return this.#underway.burst ? Number.POSITIVE_INFINITY : 0;
   }
 
   end(cause: unknown): void {
@@ -424,7 +388,7 @@ class Server implements Listener {
   #enqueue(m: Incoming, frame: JsonObject | Json[], standing: Standing = 'new'): void {
     const lane = this.#lanes.get(m.from) ?? { length: 0, last: Promise.resolve() };
     const most = mostFor(this.#regulars.rank(m.from), MAX_TASKS);
-    if (lane.length >= MAX_LANE || this.#tasks.size >= most) {
+    if (lane.length >= MAX_LANE || this.#underway.size >= most) {
       this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason: 'too many at once' });
       return;
     }
@@ -438,29 +402,7 @@ class Server implements Listener {
       if (--lane.length === 0) this.#lanes.delete(m.from);
     });
     this.#lanes.set(m.from, lane);
-    this.#track(lane.last, m);
-  }
-
-  /** @param m the message that is finished with the task; undefined: the place need not wait for it */
-  #track(task: Promise<unknown>, m?: Incoming): void {
-    this.#tasks.add(task);
-    if (m) {
-      const entry = this.#unfinished.get(m.seq);
-      if (entry) entry.tasks++;
-      else {
-        const isBatch = m.text.startsWith('[');
-        this.#unfinished.set(m.seq, { from: m.from, tasks: 1, at: this.#t.clock.now(), isBatch });
-      }
-    }
-    void task
-      .catch((cause) => this.#t.onEvent({ kind: 'skipped', room: this.#room, cause }))
-      .finally(() => {
-        this.#tasks.delete(task);
-        if (!m) return;
-        const entry = this.#unfinished.get(m.seq)!;
-        if (--entry.tasks === 0) this.#unfinished.delete(m.seq);
-        this.#save();
-      });
+    this.#underway.track(lane.last, m);
   }
 
   /** Decides about one message; what it asks for then runs on its own. */
@@ -473,27 +415,27 @@ class Server implements Listener {
     // Two servers that answered each other's answers would never end.
     if (kinds.every((kind) => kind === 'response')) return;
     const requests = members.filter((_, i) => kinds[i] === 'request') as JsonObject[];
-    const named = members.map((member) => metaOf(member)?.[REPLY_META]).find((room) => room !== undefined);
+    const named = replyNamed(members);
 
     // Answered, it would reach the caller whose id it is as the answer to a question of his.
     if (requests.length > MAX_REQUESTS) return this.#refuse(m, 'too many requests in a batch');
     const answerable = members.filter((member, i) => kinds[i] !== 'response' && isObject(member)) as JsonObject[];
     if (answerable.some(({ id }) => !mayUseId(m.from, id))) return this.#refuse(m, 'an id of another key');
     // Written as we write it, it may be six times as long as it came: nothing runs for what cannot be answered.
-    if (requests.some(({ id }) => encodeLong(id).length > this.#limit - ERROR_CHARS)) {
+    if (requests.some(({ id }) => encodeLong(id).length > this.#answering.limit - ERROR_CHARS)) {
       return this.#refuse(m, 'an id too long for any answer');
     }
     if (standing === 'finished') return this.#elsewhere(m, requests, named);
 
     if (!((await this.#o.allow?.(m.from)) ?? true)) {
       this.#refuse(m, 'not allowed');
-      const reply = requests.length > 0 && !this.#o.silent ? await this.#replyTo(m, named) : undefined;
+      const reply = requests.length > 0 && !this.#o.silent ? await this.#answering.to(m, named) : undefined;
       const texts = requests.map(({ id }) => denied(id as Id));
-      if (reply) this.#track(this.#answer(reply, this.#joined(batch, texts)));
+      if (reply) this.#underway.track(this.#answering.write(reply, texts, batch));
       return;
     }
 
-    if (requests.length > 0 && this.#isOverrun(m.from)) {
+    if (requests.length > 0 && this.#answering.isOverrun(m.from)) {
       return this.#refuse(m, 'more answers wait than can be written in time');
     }
     const whole = batch !== undefined && !this.#dispatcher.batchable(batch);
@@ -501,7 +443,7 @@ class Server implements Listener {
     // A frame that is none is answered only where it says itself where to; else it is a stranger's chat.
     const wanted = requests.length > 0 || (named !== undefined && (invalid.length > 0 || whole));
     // Without a place for the answer nothing runs: the caller would take silence for failure and ask again.
-    const reply = wanted ? await this.#replyTo(m, named) : undefined;
+    const reply = wanted ? await this.#answering.to(m, named) : undefined;
     const asked = reply ? requests : [];
     const passing = this.#passing(asked);
     const notifies = members.some((member, i) => kinds[i] === 'notification' && this.#dispatcher.acts(member));
@@ -515,7 +457,7 @@ class Server implements Listener {
     const isNew = fresh && standing === 'new';
     if (isNew) {
       members.forEach((member, i) => {
-        if (kinds[i] === 'notification') this.#track(this.#notified(m, member as JsonObject));
+        if (kinds[i] === 'notification') this.#underway.track(this.#notified(m, member as JsonObject));
       });
     }
     if (!reply) {
@@ -523,10 +465,13 @@ class Server implements Listener {
       return;
     }
     if (whole) {
-      if (isNew) this.#track(this.#answer(reply, encodeLong(await this.#dispatcher.dispatch(batch, this.#caller(m)))));
+      if (isNew) {
+        const answer = this.#dispatcher.dispatch(batch, this.#caller(m));
+        this.#underway.track(this.#answering.write(reply, [encodeLong(await answer)]));
+      }
       return;
     }
-    this.#track(
+    this.#underway.track(
       (async () => {
         const refused = (named !== undefined && isNew ? invalid : [])
           .map((member) => this.#dispatcher.invalid(member))
@@ -540,7 +485,7 @@ class Server implements Listener {
           }),
         );
         const texts = answers.filter((text) => text !== undefined);
-        if (!(await this.#answer(reply, this.#joined(batch, [...refused, ...texts])))) return;
+        if (!(await this.#answering.write(reply, [...refused, ...texts], batch))) return;
         for (const [i, text] of answers.entries()) {
           if (text !== undefined && KEPT.has(verdicts[i]!.kind) && !passing.has(requests[i]!)) {
             await this.#ledger.sent(m.from, JSON.stringify(requests[i]!['id']));
@@ -554,16 +499,16 @@ class Server implements Listener {
   /** The request that a frame stands for; undefined when there is none, which is told. */
   async #unspilled(m: Incoming, frame: JsonObject): Promise<JsonObject | undefined> {
     const { id } = frame;
-    const named = metaOf(frame)?.[REPLY_META];
+    const named = replyNamed([frame]);
     if (!this.#long || !isId(id) || !mayUseId(m.from, id)) return this.#refuse(m, 'a long request');
     if (!((await this.#o.allow?.(m.from)) ?? true)) return this.#refuse(m, 'not allowed');
     try {
       return await this.#long.read(m.from, frame);
     } catch (cause) {
       this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason: 'a long request', cause });
-      const reply = await this.#replyTo(m, named);
+      const reply = await this.#answering.to(m, named);
       const text = encodeLong(rpcError(id, INTERNAL_ERROR, 'The request could not be read out of its notes'));
-      if (reply) this.#track(this.#answer(reply, text));
+      if (reply) this.#underway.track(this.#answering.write(reply, [text]));
       return undefined;
     }
   }
@@ -704,7 +649,7 @@ class Server implements Listener {
 
   /** A refusal costs a write like any answer: a key that floods gets only some. */
   #refusal(m: Incoming, text: string): string | undefined {
-    if (this.#outbox.waitingFor(m.from) < MAX_REFUSALS) return text;
+    if (!this.#answering.isCrowded(m.from)) return text;
     this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason: 'too much waits for this key' });
     return undefined;
   }
@@ -758,7 +703,7 @@ class Server implements Listener {
       // Whatever a handler says in a burst, memory and the write budget hold.
       if (stop.signal.aborted || emitted >= MAX_EMITTED) return false;
       const text = encodeLong(frame);
-      if (text.length > this.#limit) {
+      if (text.length > this.#answering.limit) {
         this.#t.onEvent({
           kind: 'skipped',
           room: m.room,
@@ -768,10 +713,10 @@ class Server implements Listener {
         return false;
       }
       emitted++;
-      const sent = this.#answer(reply, text).finally(() => {
+      const sent = this.#answering.write(reply, [text]).finally(() => {
         emitted--;
       });
-      this.#track(sent);
+      this.#underway.track(sent);
       return sent;
     };
     try {
@@ -783,7 +728,7 @@ class Server implements Listener {
         // What waits for long is ended with the dispatcher.
         ...(!open && { signal }),
         emit,
-        limit: this.#limit,
+        limit: this.#answering.limit,
         onError,
       });
       const answer = await Promise.race([dispatched, late]);
@@ -809,108 +754,7 @@ class Server implements Listener {
       this.#told(cause, String(request['method']));
       return encodeLong(rpcError(id, INTERNAL_ERROR, 'Internal error'));
     }
-    const spills = text.length > this.#limit && this.#spills(request) && ((await reply?.spills) ?? true);
-    return fitted(text, id, spills, this.#limit);
-  }
-
-  /** Whether the caller of a request reads answers that are too large for a message, and we can put them somewhere. */
-  #spills(request: JsonObject): boolean {
-    return metaOf(request)?.[SPILL_META] === true && (this.#channel === undefined || this.#channel.spill !== undefined);
-  }
-
-  async #replyTo(m: Incoming, named: unknown): Promise<Reply | undefined> {
-    const channel = this.#channel;
-    if (channel) {
-      const put = (text: string): Promise<Json> => channel.spill!.put(text);
-      return {
-        send: async (text) => void (await channel.send(await this.#fit(text, put), { signal: this.#given.signal })),
-      };
-    }
-    const room = await this.#replies.find(m.from, named);
-    if (room === undefined || !(this.#o.replyPolicy?.(m.from, room) ?? true)) return undefined;
-    // Looked up while the handler runs.
-    const admitted = this.#replies.admits(m.from, room);
-    admitted.catch(() => {});
-    let writes = 0;
-    const send = async (text: string): Promise<void> => {
-      const proof = await admitted;
-      if (proof && proof !== 'proved' && writes++ > 0) {
-        throw new TechnocoreError('unproved', 'a reply room that may be somebody else’s gets one message a request');
-      }
-      // A room that may be somebody else's gets no more than a line.
-      const put = async (text: string): Promise<Json> => {
-        if (proof !== 'proved') throw new TechnocoreError('unproved', 'the key was never seen in its reply room');
-        return this.#spilled.put(room, text, (lane, write) => this.#outbox.run(m.from, room, lane, write));
-      };
-      if (proof) await this.#outbox.send(m.from, room, await this.#fit(text, put));
-      if (proof === 'proved') this.#regulars.note(m.from);
-      else if (!proof)
-        this.#t.onEvent({ kind: 'refused', room, from: m.from, reason: 'the key was never seen in its reply room' });
-    };
-    const spills = admitted.then(
-      (proof) => proof === 'proved',
-      () => false,
-    );
-    return { send, room, spills };
-  }
-
-  /** The text itself, or what stands for it after it was put where a larger one can be. */
-  async #fit(text: string, put: (text: string) => Promise<Json>): Promise<string> {
-    if (text.length <= this.#limit) return text;
-    try {
-      return await spilledFrame(text, put);
-    } catch (cause) {
-      this.#t.onEvent({ kind: 'unspilled', room: this.#room, cause });
-      return tooLarge((JSON.parse(text) as JsonObject)['id'] as Id, text.length, this.#limit);
-    }
-  }
-
-  /** Whether an answer would come too late for anybody, so that nothing need run for it: those from before have their turns. */
-  #isOverrun(from: string): boolean {
-    if (this.#outbox.backlogMs <= MAX_BACKLOG_MS) return false;
-    return this.#regulars.rank(from) === NEVER || this.#outbox.waitingFor(from) >= MAX_OVERRUN;
-  }
-
-  #joined(batch: unknown, texts: string[]): string[] {
-    return join(batch, texts, () => Math.max(1000, Math.ceil(budgetOf(this.#t, 'write').delayMs(MAX_WRITES))));
-  }
-
-  /** Writes an answer; what cannot be written is told, and kept for a repeat of the request. */
-  async #answer(reply: Reply, text: string | string[]): Promise<boolean> {
-    let written = true;
-    for (const one of typeof text === 'string' ? [text] : text) {
-      try {
-        await reply.send(one);
-      } catch (cause) {
-        written = false;
-        this.#t.onEvent({ kind: 'unanswered', room: this.#room, cause });
-      }
-    }
-    return written;
-  }
-
-  /** Keeps the place before the oldest message that is still worked on. Saving is never faster than the store. */
-  #save(): void {
-    const { cursor } = this.#o;
-    if (!cursor || this.#channel || this.#saving) return;
-    const place = feedOf(this.#t, this.#room).place;
-    const begun: number | undefined = this.#unfinished.keys().next().value;
-    const oldest = Math.min(begun ?? Number.POSITIVE_INFINITY, this.#share?.oldest ?? Number.POSITIVE_INFINITY);
-    if (!place) return;
-    const { generation } = place;
-    const behind =
-      oldest > place.since ? place : { since: oldest - 1, ...(generation !== undefined && { generation }) };
-    if (behind.since === this.#saved) return;
-    this.#saved = behind.since;
-    this.#saving = (async () => {
-      try {
-        await cursor.save(this.#room, behind);
-      } catch (cause) {
-        this.#t.onEvent({ kind: 'unsaved', room: this.#room, cause });
-      }
-      this.#saving = undefined;
-      this.#save();
-    })();
+    return this.#answering.fitted(text, request, reply);
   }
 }
 
@@ -923,11 +767,6 @@ export function readsSpilled({ spill, allow }: Pick<ServeOptions, 'spill' | 'all
 const ERROR_CHARS = 512;
 /** Requests in one batch; each may cost an answer. */
 const MAX_REQUESTS = 128;
-/** How long what waits may take, ms, before requests of newcomers are left, and of others all but a few of each. */
-const MAX_BACKLOG_MS = 300_000;
-const MAX_OVERRUN = 4;
-/** Answers of one key that may wait before its refusals are left out. */
-const MAX_REFUSALS = 16;
 /** Messages of one key that wait to be admitted; things of all keys under way. */
 const MAX_LANE = 1024;
 const MAX_TASKS = 16_384;
@@ -941,8 +780,6 @@ const SERVING = {};
 const DEADLINE_MS = 60_000;
 /** How long answers may take to be written after that, when the server ends, ms. */
 const DRAIN_MS = 30_000;
-/** Requests that came within so long of each other may be a burst, ms. */
-const BURST_MS = 1000;
 /** How often the ledger is told the time, ms. */
 const PASS_MS = 30_000;
 const OVER = new TechnocoreError('over', 'the server has ended');
@@ -950,12 +787,6 @@ const OVER = new TechnocoreError('over', 'the server has ended');
 const CALL_OVER = new TechnocoreError('deadline', 'the call is over');
 /** Verdicts whose answers are kept in the ledger. */
 const KEPT: ReadonlySet<string> = new Set(['new', 'answered', 'interrupted']);
-
-function metaOf(member: unknown): Record<string, unknown> | undefined {
-  const params = isObject(member) ? member['params'] : undefined;
-  const meta = isObject(params) ? params['_meta'] : undefined;
-  return isObject(meta) ? meta : undefined;
-}
 
 function digestOf({ method, params }: JsonObject): string {
   return toHex(sha256(utf8(encodeLong([method as Json, params ?? null]))).subarray(0, 16));
