@@ -65,6 +65,10 @@ export function systemCode(e: unknown): string | undefined {
   return typeof code === 'string' ? code : undefined;
 }
 
+/** What says that this is a browser, or a Worker. */
+export const noFileSystem = (): Unavailable =>
+  new Unavailable('there is no file system here: this takes Node, Bun or Deno');
+
 /** Undefined where `work` fails with one of the codes, else what it gives. */
 async function unless<T>(codes: string[], work: () => T | Promise<T>): Promise<T | undefined> {
   try {
@@ -121,7 +125,7 @@ export class Files {
     const { process } = globalThis as { process?: Process };
     const builtin = <T>(id: string): T => {
       const module = process?.getBuiltinModule?.(id);
-      if (module === undefined) throw new Unavailable('there is no file system here: this takes Node, Bun or Deno');
+      if (module === undefined) throw noFileSystem();
       return module as T;
     };
     this.#fs = builtin<Fs>('node:fs');
