@@ -22,13 +22,13 @@ class Counted {
   parkedMost = 0;
   readonly fetch: typeof fetch;
 
-  constructor(fetch: typeof globalThis.fetch) {
+  constructor(inner: typeof globalThis.fetch) {
     this.fetch = (async (url: string, init: RequestInit) => {
       this.requests++;
       const isHeld = /[?&]wait=/.test(url);
       if (isHeld) this.parkedMost = Math.max(this.parkedMost, ++this.parked);
       try {
-        return await fetch(url, init);
+        return await inner(url, init);
       } finally {
         if (isHeld) this.parked--;
       }

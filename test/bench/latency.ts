@@ -38,9 +38,9 @@ class Naive {
   readonly #signer = Signer.generate();
   #nonce = Date.now();
 
-  constructor(base: string, fetch: typeof globalThis.fetch) {
+  constructor(base: string, through: typeof globalThis.fetch) {
     this.#base = base;
-    this.#fetch = fetch;
+    this.#fetch = through;
   }
 
   async say(room: string, text: string): Promise<void> {
