@@ -23,10 +23,10 @@ import {
 } from './a2a-params.ts';
 import { type A2AState, isTerminal, refusal } from './a2a-states.ts';
 import { type A2ARecord, type A2AStore, a2aMemoryStore } from './a2a-store.ts';
-import { type A2AHandler, LiveTask, onAbort, type Shop, type Watch } from './a2a-task.ts';
+import { type A2AHandler, LiveTask, type Shop, type Watch } from './a2a-task.ts';
 import { type A2ATaskView, badField, checkParams, MAX_STREAMS, STREAM_MS, WAIT_META } from './a2a-types.ts';
 import { toHex } from './bytes.ts';
-import { type Clock, systemClock } from './clock.ts';
+import { type Clock, following, later, onAbort, systemClock } from './clock.ts';
 import { type CallContext, type Handler, idempotent, rpcResult, staysOpen } from './dispatch.ts';
 import { RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, type Json } from './frames.ts';
@@ -387,8 +387,7 @@ class Agent implements A2AAgent, Shop {
       const { turns } = live;
       if (isNew) this.#work(live);
       const wanted = spelling.waitMs(configuration);
-      const stop = new AbortController();
-      const forget = onAbort(context.signal, () => stop.abort());
+      const { stop, forget } = following(context.signal);
       const release = wanted !== 0 && this.#waiting.take(context, () => stop.abort());
       if (release) {
         const said = context.meta[WAIT_META];
@@ -476,7 +475,7 @@ class Agent implements A2AAgent, Shop {
         leaving.push(onAbort(stop, end));
         if (stop.aborted) end();
       }
-      this.clock.sleep(STREAM_MS, over.signal).then(end, () => {});
+      leaving.push(later(this.clock, STREAM_MS, end));
       for (;;) {
         const { item, isLast } = await watch.next();
         const { task } = item;

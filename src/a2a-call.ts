@@ -13,7 +13,6 @@ import {
   type A2ATaskView,
   type Check,
   checkValue,
-  compact,
   isAnyText,
   isCount,
   isItem,
@@ -29,9 +28,10 @@ import {
 import { toHex } from './bytes.ts';
 import { type CallOptions, call, converse } from './call.ts';
 import type { Channel } from './channel.ts';
+import { following } from './clock.ts';
 import { type JsonObject, METHOD_NOT_FOUND, resultOf } from './dispatch.ts';
 import { type RpcError, TechnocoreError } from './errors.ts';
-import { isObject, type Json } from './frames.ts';
+import { compact, isObject, type Json } from './frames.ts';
 import { sharedOf, type Transport, transportOf } from './http.ts';
 import type { Signer } from './signer.ts';
 
@@ -386,10 +386,7 @@ async function* conversation(
 ): AsyncGenerator<A2AItem, void> {
   const items: A2AItem[] = [];
   let wake: (() => void) | undefined;
-  const left = new AbortController();
-  const onAbort = (): void => left.abort(o.signal?.reason);
-  o.signal?.addEventListener('abort', onAbort);
-  if (o.signal?.aborted) onAbort();
+  const { stop: left, forget } = following(o.signal);
   let isOver = false;
   const talk = spoken(to, o, (spelling) => {
     const verb = message ? 'stream' : 'subscribe';
@@ -416,7 +413,7 @@ async function* conversation(
       else await new Promise<void>((resolve) => (wake = resolve));
     }
   } finally {
-    o.signal?.removeEventListener('abort', onAbort);
+    forget();
     left.abort(new TechnocoreError('left', 'nobody listens to the stream any more'));
   }
 }

@@ -5,11 +5,11 @@
  *
  * @module
  */
-import { type Check, checkValue, compact, isAnyText, isFlag, isList, isMap, isShaped, isText } from './a2a-types.ts';
+import { type Check, checkValue, isAnyText, isFlag, isList, isMap, isShaped, isText } from './a2a-types.ts';
 import { fromBase64url, fromUtf8, toBase64url, utf8 } from './bytes.ts';
 import type { JsonObject } from './dispatch.ts';
 import { TechnocoreError } from './errors.ts';
-import { decode, encodeLong, isObject } from './frames.ts';
+import { compact, decode, encodeLong, isObject } from './frames.ts';
 import { failureOf, type Options, request, retrying, shownBase, transportOf } from './http.ts';
 import { checkName, fingerprint, isDid, type NotePath, verify } from './names.ts';
 import { getNote, setNote } from './notes.ts';
@@ -312,7 +312,7 @@ async function fetched(from: string, path: string, o: Options): Promise<{ text: 
     t.clock.now() + PATIENCE_MS,
     async () => {
       const headers = { accept: 'application/a2a+json, application/json' };
-      const reply = await request(t, { path, headers, maxBytes: MAX_BYTES, ...(o.signal && { signal: o.signal }) });
+      const reply = await request(t, { path, headers, maxBytes: MAX_BYTES, signal: o.signal });
       const { status, text } = reply;
       if (status === 200 || status === 404) return { text, isThere: status === 200 };
       throw failureOf(reply, 'read', t.clock);

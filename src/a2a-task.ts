@@ -14,15 +14,14 @@ import {
   type A2APart,
   type A2ATaskView,
   checkValue,
-  compact,
   isArtifact,
   isList,
   isPart,
 } from './a2a-types.ts';
-import type { Clock } from './clock.ts';
+import { type Clock, later, onAbort } from './clock.ts';
 import type { JsonObject } from './dispatch.ts';
 import { BadState, RpcError, TechnocoreError } from './errors.ts';
-import { isObject } from './frames.ts';
+import { compact, isObject } from './frames.ts';
 import type { Workers } from './workers.ts';
 
 // --- what a handler is given -------------------------------------------------------------------------------------
@@ -94,29 +93,6 @@ const MAX_WAITING = 16;
 const MAX_REQUESTS = 32;
 /** Items that a slow stream may be behind. */
 const MAX_BEHIND = 256;
-
-const OVER = new TechnocoreError('over', 'the wait is over');
-
-const aborting = new WeakMap<AbortSignal, Set<() => void>>();
-
-/**
- * Runs something when a signal aborts. All that wait for one signal share a listener: from the eleventh on the runtime
- * would warn of a leak.
- *
- * @returns ends it
- */
-export function onAbort(signal: AbortSignal, run: () => void): () => void {
-  let all = aborting.get(signal);
-  if (!all) {
-    const listeners = new Set<() => void>();
-    aborting.set(signal, (all = listeners));
-    signal.addEventListener('abort', () => {
-      for (const one of [...listeners]) one();
-    });
-  }
-  all.add(run);
-  return () => void all.delete(run);
-}
 
 /** What all tasks of an agent have in common. */
 export interface Shop {
@@ -401,9 +377,8 @@ export class LiveTask {
   until(is: () => boolean, ms: number, signal: AbortSignal): Promise<void> {
     if (is() || ms <= 0 || signal.aborted) return Promise.resolve();
     return new Promise((resolve) => {
-      const timer = new AbortController();
       const done = (): void => {
-        timer.abort(OVER);
+        cancel();
         leave();
         this.#waiters.delete(look);
         resolve();
@@ -413,7 +388,7 @@ export class LiveTask {
       };
       const leave = onAbort(signal, done);
       this.#waiters.add(look);
-      this.shop.clock.sleep(ms, timer.signal).then(done, () => {});
+      const cancel = later(this.shop.clock, ms, done);
     });
   }
 

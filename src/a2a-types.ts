@@ -7,7 +7,7 @@
 import { type A2AState, isInterrupted, isTerminal, STATES, stateOf, wordOf } from './a2a-states.ts';
 import { badParams, type JsonObject } from './dispatch.ts';
 import { type RpcError, TechnocoreError } from './errors.ts';
-import { isObject, type Json } from './frames.ts';
+import { compact, isObject, type Json } from './frames.ts';
 
 /** Member of `params._meta` that says how long the caller waits for an answer, ms. */
 export const WAIT_META = 'chat.technocore/waitMs';
@@ -231,12 +231,6 @@ export function checkValue<T>(check: Check<T>, value: unknown, at: string, code:
 
 /** Marks data of version 1.0 that is no object, and in version 0.3 lies in one. */
 const WRAPPED = 'data_part_compat';
-
-/** An object without the members that are undefined. */
-export function compact<T extends object>(o: T): { [K in keyof T]: Exclude<T[K], undefined> } {
-  for (const name in o) if (o[name] === undefined) delete o[name];
-  return o as { [K in keyof T]: Exclude<T[K], undefined> };
-}
 
 const isPart03: Check<A2APart> = (value, at) => {
   const { kind, metadata, text, file, data } = isMap(value, at);

@@ -5,7 +5,7 @@
  * @module
  */
 import type { Channel, SendOptions, Sent } from './channel.ts';
-import { OVER } from './clock.ts';
+import { OVER, onAbort } from './clock.ts';
 import { isMcpMethod } from './dispatch.ts';
 import { RateLimited } from './errors.ts';
 import { isObject, MAX_TEXT } from './frames.ts';
@@ -90,10 +90,9 @@ class Batcher {
     return new Promise((settle, fail) => {
       if (signal?.aborted) return fail(signal.reason);
       const leave = (): void => {
-        signal?.removeEventListener('abort', onAbort);
+        forget();
         this.#remove(waiting);
       };
-      const onAbort = (): void => waiting.reject(signal!.reason);
       const waiting: Waiting = {
         text,
         deadline,
@@ -107,6 +106,7 @@ class Batcher {
           fail(cause);
         },
       };
+      const forget = onAbort(signal, () => waiting.reject(signal!.reason));
       const budget = budgetOf(this.#t, 'write');
       if (!this.#queue.at(-1)?.fill.add(waiting)) {
         const fill = new Fill<Waiting>();
@@ -115,7 +115,6 @@ class Batcher {
       }
       const delay = budget.projectMs(this.#name, 0);
       if (this.#t.clock.now() + delay > deadline) return waiting.reject(new RateLimited('write', delay));
-      signal?.addEventListener('abort', onAbort);
       if (this.#isWriting) return;
       this.#isWriting = true;
       // After those that come at the same moment.
@@ -136,10 +135,11 @@ class Batcher {
       // For as long as anybody waits for it.
       const stop = new AbortController();
       let left = members.length;
-      const onAbort = (): void => {
-        if (--left === 0) stop.abort(OVER);
-      };
-      for (const { signal } of members) signal?.addEventListener('abort', onAbort);
+      const leaving = members.map(({ signal }) =>
+        onAbort(signal, () => {
+          if (--left === 0) stop.abort(OVER);
+        }),
+      );
       try {
         const deadline = Math.max(...members.map((member) => member.deadline));
         const text = texts.length > 1 ? `[${texts.join(',')}]` : texts[0]!;
@@ -148,7 +148,7 @@ class Batcher {
       } catch (cause) {
         for (const member of members) member.reject(cause);
       }
-      for (const { signal } of members) signal?.removeEventListener('abort', onAbort);
+      for (const leave of leaving) leave();
     }
     this.#isWriting = false;
     this.#onIdle();

@@ -35,19 +35,19 @@ export function fromHex(text: string): Uint8Array | undefined {
   return bytes;
 }
 
-const ALPHANUMERIC = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789';
+/** The 64 digits of base64url. */
+export const BASE64URL = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_';
 
-function encode64(bytes: Uint8Array, last: string): string {
-  const digits = ALPHANUMERIC + last;
+function encode64(bytes: Uint8Array): string {
   let text = '';
   let bits = 0;
   let held = 0;
   for (let i = 0; i < bytes.length; i++) {
     held = (held << 8) | bytes[i]!;
-    for (bits += 8; bits >= 6; ) text += digits[(held >> (bits -= 6)) & 63];
+    for (bits += 8; bits >= 6; ) text += BASE64URL[(held >> (bits -= 6)) & 63];
     held &= 63;
   }
-  return bits === 0 ? text : text + digits[(held << (6 - bits)) & 63];
+  return bits === 0 ? text : text + BASE64URL[(held << (6 - bits)) & 63];
 }
 
 function decode64(text: string, plus: number, slash: number): Uint8Array | undefined {
@@ -113,7 +113,7 @@ function nativeBytes(native: BufferClass, text: string, encoding: Encoding): Uin
 /** Base64url without padding (RFC 4648, section 5). */
 export function toBase64url(bytes: Uint8Array): string {
   const native = nativeFor(bytes.length);
-  return native ? nativeText(native, bytes, 'base64url') : encode64(bytes, '-_');
+  return native ? nativeText(native, bytes, 'base64url') : encode64(bytes);
 }
 
 /**
@@ -140,7 +140,7 @@ export function fromBase64url(text: string, into?: Uint8Array): Uint8Array | und
 export function toBase64(bytes: Uint8Array): string {
   const native = nativeFor(bytes.length);
   if (native) return nativeText(native, bytes, 'base64');
-  const text = encode64(bytes, '+/');
+  const text = encode64(bytes).replaceAll('-', '+').replaceAll('_', '/');
   return text.padEnd((text.length + 3) & ~3, '=');
 }
 
@@ -177,6 +177,11 @@ export function fromBase58(text: string): Uint8Array | undefined {
 const encoder: TextEncoder = /* @__PURE__ */ new TextEncoder();
 // ignoreBOM means: leave it in the text.
 const decoder: TextDecoder = /* @__PURE__ */ new TextDecoder('utf-8', { fatal: true, ignoreBOM: true });
+
+/** False for a text with a lone surrogate, which has no UTF-8 form. */
+export function isWellFormed(text: string): boolean {
+  return !/\p{Cs}/u.test(text);
+}
 
 /** UTF-8; a lone surrogate becomes U+FFFD, as everywhere on the web platform. */
 export function utf8(text: string): Uint8Array {

@@ -17,12 +17,12 @@ import {
   mailboxPair,
   type Sent,
 } from './channel.ts';
-import { OVER } from './clock.ts';
+import { following, OVER } from './clock.ts';
 import { classify, INTERRUPTED, resultOf, rpcNotification, rpcRequest } from './dispatch.ts';
 import { BadKey, BadName, CallTimeout, checkText, FrameTooLong, type RingGap, TechnocoreError } from './errors.ts';
 import { feedOf } from './feed.ts';
 import { decode, encodeLong, encodeWithin, isDeep, isObject, type Json, MAX_TEXT } from './frames.ts';
-import { budgetOf, healthOf, type Options, onAbort, orAbort, sharedOf, type Transport, transportOf } from './http.ts';
+import { budgetOf, healthOf, type Options, orAbort, sharedOf, type Transport, transportOf } from './http.ts';
 import { type Identity, resolveIdentity } from './identity.ts';
 import { fingerprint, isDid } from './names.ts';
 import { isServedHere, isThere, LOOK_MS, type Presence, presenceOf } from './presence.ts';
@@ -391,8 +391,7 @@ export async function converse(
     if (bytes > MAX_SPILLED) throw new FrameTooLong(bytes, MAX_SPILLED);
   } else chars = encodeWithin(shortest, limitOf(to)).length;
 
-  const stop = new AbortController();
-  const forgetAbort = onAbort(o.signal, () => stop.abort(o.signal?.reason));
+  const { stop, forget: forgetAbort } = following(o.signal);
   let sent: Sent | undefined;
   let doubt: unknown;
   let impostor: TechnocoreError | undefined;

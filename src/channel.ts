@@ -6,7 +6,7 @@
  */
 import { BadName } from './errors.ts';
 import { type Feed, feedOf, type Listener } from './feed.ts';
-import { isObject, MAX_TEXT } from './frames.ts';
+import { compact, isObject, MAX_TEXT } from './frames.ts';
 import { Joint, type Options, retrying, sharedOf, type Transport, transportOf } from './http.ts';
 import { isName, roomClasses } from './names.ts';
 import { OPENING, PATIENCE_MS, type Place, placeOf, readView, type SigningKey, saySigned } from './rooms.ts';
@@ -126,7 +126,7 @@ async function writtenLine(t: Transport, room: string, key: SigningKey, signal: 
   const isFirst = messages.length === lastSeq && !messages.some(({ text }) => text === OPENING);
   if (!ours || isFirst || roomClasses(room).e) {
     const line = await freshLine(t, room, key, signal);
-    if (isFirst && line.seq > 1) line.first = { since: 0, ...(generation !== undefined && { generation }) };
+    if (isFirst && line.seq > 1) line.first = compact({ since: 0, generation });
     return line;
   }
   feedOf(t, room).sawEnd(placeOf(view));

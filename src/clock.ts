@@ -66,6 +66,14 @@ export function onAbort(signal: AbortSignal | undefined, run: () => void): () =>
   };
 }
 
+/** A controller that also aborts with a signal, for the same reason, until `forget` is called. */
+export function following(signal: AbortSignal | undefined): { stop: AbortController; forget: () => void } {
+  const stop = new AbortController();
+  const follow = (): void => stop.abort(signal?.reason);
+  if (signal?.aborted) follow();
+  return { stop, forget: onAbort(signal, follow) };
+}
+
 /** Why an inner wait ends that nobody asks about. Without a reason each abort would make an exception with a stack. */
 export const OVER = 'over';
 

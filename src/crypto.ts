@@ -134,7 +134,13 @@ function plainBytes(buffer: Uint8Array): Uint8Array {
   return buffer.byteLength === buffer.buffer.byteLength ? new Uint8Array(buffer.buffer) : new Uint8Array(buffer);
 }
 
-function check32(key: Uint8Array, what: string): Uint8Array {
+/**
+ * The bytes themselves, if they are 32, as all keys are here.
+ *
+ * @param what what they are, for the error
+ * @throws BadKey
+ */
+export function check32(key: Uint8Array, what: string): Uint8Array {
   if (!(key instanceof Uint8Array) || key.length !== 32) throw new BadKey(`${what} has 32 bytes`);
   return key;
 }

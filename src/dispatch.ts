@@ -8,7 +8,7 @@
  * @module
  */
 import { type BadState, RpcError, TechnocoreError } from './errors.ts';
-import { isObject, type Json, MAX_TEXT } from './frames.ts';
+import { isObject, type Json, MAX_TEXT, stringify } from './frames.ts';
 import type { Clock, Options } from './http.ts';
 import { NEVER } from './turns.ts';
 
@@ -103,12 +103,7 @@ export function resultOf(response: unknown): Json {
  * @throws TechnocoreError `bad_frame`: cyclic, a BigInt, or without JSON form
  */
 export function toJson(value: unknown): Json {
-  if (isPlain(value, 64)) return value as Json;
-  try {
-    return JSON.parse(JSON.stringify(value));
-  } catch (cause) {
-    throw new TechnocoreError('bad_frame', 'the value cannot be written as JSON', cause);
-  }
+  return isPlain(value, 64) ? (value as Json) : JSON.parse(stringify(value));
 }
 
 function isPlain(value: unknown, depth: number): boolean {
@@ -461,21 +456,20 @@ class JsonRpc implements Dispatcher {
   }
 
   idempotent(frame: unknown): boolean {
-    if (classify(frame) !== 'request') return false;
-    const request = frame as JsonObject;
-    const handler = this.#methods.get(request['method'] as string);
-    return handler === undefined
-      ? this.#owner(request['method'])?.idempotent(request) === true
-      : has(handler, IDEMPOTENT);
+    return this.#declares(frame, 'idempotent', IDEMPOTENT);
   }
 
   staysOpen(frame: unknown): boolean {
+    return this.#declares(frame, 'staysOpen', STAYS_OPEN);
+  }
+
+  /** Whether something is declared of a request: by the mark of its handler, or by its layer. */
+  #declares(frame: unknown, what: 'idempotent' | 'staysOpen', mark: symbol): boolean {
     if (classify(frame) !== 'request') return false;
     const request = frame as JsonObject;
-    const handler = this.#methods.get(request['method'] as string);
-    return handler === undefined
-      ? this.#owner(request['method'])?.staysOpen(request) === true
-      : has(handler, STAYS_OPEN);
+    const method = request['method'] as string;
+    const handler = this.#methods.get(method);
+    return handler === undefined ? this.#owner(method)?.[what](request) === true : has(handler, mark);
   }
 
   cancels(frame: unknown): Id | undefined {

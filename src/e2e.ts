@@ -5,17 +5,17 @@
  *
  * @module
  */
-import { concat, fromBase64url, fromUtf8, toBase64url, toHex, utf8 } from './bytes.ts';
-import { aesGcm, hkdfSha256, isCanonicalX25519, randomBytes, sha256, x25519 } from './crypto.ts';
+import { concat, fromBase64url, fromUtf8, isWellFormed, toBase64url, toHex, utf8 } from './bytes.ts';
+import { aesGcm, check32, hkdfSha256, isCanonicalX25519, randomBytes, sha256, x25519 } from './crypto.ts';
 import { BadKey, checkText, DecryptError, FrameTooLong, TechnocoreError } from './errors.ts';
-import { authorOf } from './feed.ts';
+import { authorOf, drop } from './feed.ts';
 import { MAX_TEXT } from './frames.ts';
 import { type Options, retrying, sharedOf, type Transport, transportOf } from './http.ts';
 import { resolveIdentity } from './identity.ts';
 import type { Message } from './messages.ts';
 import { checkName, isName } from './names.ts';
 import { remember } from './replies.ts';
-import { follow, PATIENCE_MS, type ReadOptions, RoomCursor, read, say } from './rooms.ts';
+import { follow, PATIENCE_MS, placeOf, type ReadOptions, RoomCursor, read, say } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
 const KEY_BYTES = 32;
@@ -27,7 +27,7 @@ export const MAX_SEALED: number = Math.floor(((MAX_TEXT - 17) * 3) / 4) - TAG_BY
 
 /** @throws BadKey not 32 bytes */
 export function checkKey(key: Uint8Array): void {
-  if (!(key instanceof Uint8Array) || key.length !== KEY_BYTES) throw new BadKey('a room key has 32 bytes');
+  check32(key, 'a room key');
 }
 
 /** Where the longest box that a line can hold is decoded. */
@@ -205,7 +205,7 @@ const scratch: Uint8Array = /* @__PURE__ */ new Uint8Array(MAX_SEALED);
  * @throws TechnocoreError `bad_text`: a lone surrogate, which has no UTF-8 form
  */
 export function e2eSeal(key: Uint8Array, text: string, o: Pick<Options, 'random'> = {}): string {
-  if (/\p{Cs}/u.test(checkText(text, 'the text')))
+  if (!isWellFormed(checkText(text, 'the text')))
     throw new TechnocoreError('bad_text', 'a lone surrogate has no UTF-8 form');
   const [nonce, nonceText] = o.random ? nonceOf(o.random(NONCE_BYTES)) : freshNonce();
   const { read, written } = encoder.encodeInto(text, scratch);
@@ -336,8 +336,7 @@ function openedIn(t: Transport, memory: Memory, room: string, key: Uint8Array, m
   const known = memory.places.get(nonce) ?? place;
   remember(memory.places, nonce, known, MAX_NONCES);
   if (known === place) return { seq, from, text };
-  t.onEvent({ kind: 'refused', room, seq, from: m.from, reason: 'a copy of an earlier line' });
-  return undefined;
+  return drop(t, 'refused', { ...m, room }, { reason: 'a copy of an earlier line' });
 }
 
 /**
@@ -360,15 +359,10 @@ export async function e2eRead(
   const open = (messages: Message[]): SealedMessage[] =>
     messages.map((m) => openedIn(t, memory, room, key, m)).filter((m) => m !== undefined);
   if (o.since === undefined) {
-    const { lastSeq: since, generation, messages } = await read(room, o);
-    const mark = messages.at(-1)?.ts;
+    const view = await read(room, o);
     memory.cursor = new RoomCursor(t, room);
-    memory.cursor.place = {
-      since,
-      ...(generation !== undefined && { generation }),
-      ...(mark !== undefined && { mark }),
-    };
-    return { last: since, messages: open(messages) };
+    memory.cursor.place = placeOf(view);
+    return { last: view.lastSeq, messages: open(view.messages) };
   }
   // One that stands there knows the room's generation; while it is in use, others take their own.
   const cursor = memory.cursor?.since === o.since ? memory.cursor : new RoomCursor(t, room, o.since);

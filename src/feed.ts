@@ -4,11 +4,11 @@
  *
  * @module
  */
-import { OVER } from './clock.ts';
+import { following, OVER } from './clock.ts';
 import type { RingGap } from './errors.ts';
 import { budgetOf, Joint, orAbort, type Polled, poll, retrying, rhythmOf, sharedOf, type Transport } from './http.ts';
 import { type Message, verifyMessage, writtenAt } from './messages.ts';
-import { isDid } from './names.ts';
+import { isDid, isNonce } from './names.ts';
 import { type Batch, PATIENCE_MS, type Place, RoomCursor } from './rooms.ts';
 import { learnLimits } from './service.ts';
 
@@ -26,6 +26,20 @@ export interface Incoming {
   readonly nonce?: string;
   /** When it came there, by the clock of the service, ms. */
   readonly at?: number;
+}
+
+/**
+ * Tells that a message counts for nothing: `refused` by our rules, or `skipped`.
+ *
+ * @param why the reason, or what was thrown
+ */
+export function drop(
+  t: Transport,
+  kind: 'refused' | 'skipped',
+  { room, seq, from }: Pick<Incoming, 'room' | 'seq' | 'from'>,
+  why: { reason?: string; cause?: unknown },
+): undefined {
+  t.onEvent({ kind, room, seq, from, ...why });
 }
 
 /** Who listens to a channel. Its methods must return soon and not throw. */
@@ -53,13 +67,13 @@ const SIGS = {};
 /** The author of a message as far as it is proved: by its signature, or by the word of a service that keeps none. */
 export function authorOf(t: Transport, room: string, m: Message): string {
   // A nonce orders what a key wrote: without one that can be counted nobody wrote it.
-  if (!isDid(m.from) || (m.nonce !== undefined && !/^\d{1,19}$/.test(m.nonce))) return '';
+  if (!isDid(m.from) || (m.nonce !== undefined && !isNonce(m.nonce))) return '';
   const base = sharedOf(t, SIGS, () => ({ keepsSigs: false }));
   const verdict = verifyMessage(room, m);
   if (verdict === 'valid') base.keepsSigs = true;
   // Where signatures are kept, one that is missing was taken away.
   else if (verdict === 'invalid' || base.keepsSigs) {
-    t.onEvent({ kind: 'refused', room, seq: m.seq, from: m.from, reason: `signature ${verdict}` });
+    drop(t, 'refused', { ...m, room }, { reason: `signature ${verdict}` });
     return '';
   }
   return m.from;
@@ -396,12 +410,10 @@ export class Feed {
       const ms = this.#holdUntil - clock.now();
       // Longer than any hold: the clock was set back.
       if (ms <= 0 || ms > EXPECT_MS) return;
-      const wake = new AbortController();
-      this.#wake = wake;
-      const stop = (): void => wake.abort(OVER);
-      signal.addEventListener('abort', stop);
-      await clock.sleep(ms, wake.signal).catch(() => {});
-      signal.removeEventListener('abort', stop);
+      const { stop, forget } = following(signal);
+      this.#wake = stop;
+      await clock.sleep(ms, stop.signal).catch(() => {});
+      forget();
       signal.throwIfAborted();
     }
   }

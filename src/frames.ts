@@ -61,15 +61,21 @@ export function sweep(text: string, limit: number = MAX_TEXT, what = 'the text')
 const ASCII = /[ -~]*/y;
 const ESCAPED: string[] = /* @__PURE__ */ HEX.map((byte) => `\\u${byte}`);
 
-/** Any JSON value as one ASCII line of any length: {@link encode} without its limit. */
-export function encodeLong(frame: unknown): string {
+/** @throws TechnocoreError `bad_frame`: cyclic, a BigInt, or without JSON form */
+export function stringify(value: unknown): string {
   let text: string | undefined;
   try {
-    text = JSON.stringify(frame);
+    text = JSON.stringify(value);
   } catch (cause) {
     throw new TechnocoreError('bad_frame', 'the value cannot be written as JSON', cause);
   }
   if (text === undefined) throw new TechnocoreError('bad_frame', 'the value has no JSON form');
+  return text;
+}
+
+/** Any JSON value as one ASCII line of any length: {@link encode} without its limit. */
+export function encodeLong(frame: unknown): string {
+  const text = stringify(frame);
   ASCII.lastIndex = 0;
   ASCII.test(text);
   let at = ASCII.lastIndex;
@@ -156,4 +162,10 @@ export function parseExact(text: string, name: string): unknown {
 /** True for a JSON object: neither null nor an array. */
 export function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
+}
+
+/** The object itself, without the members that are undefined. */
+export function compact<T extends object>(o: T): { [K in keyof T]: Exclude<T[K], undefined> } {
+  for (const name in o) if (o[name] === undefined) delete o[name];
+  return o as { [K in keyof T]: Exclude<T[K], undefined> };
 }

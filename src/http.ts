@@ -5,7 +5,7 @@
  * @module
  */
 import { Budget } from './budget.ts';
-import { type Clock, later, OVER, onAbort, randomFloat, systemClock } from './clock.ts';
+import { type Clock, following, later, OVER, onAbort, randomFloat, systemClock } from './clock.ts';
 import { BadName, checkText, HttpError, RateLimited, TechnocoreError, Unavailable } from './errors.ts';
 import { isObject } from './frames.ts';
 
@@ -173,7 +173,7 @@ export interface Request {
   maxBytes?: number;
   /** Clock time, ms, by which its turn in the budget must come; default: whenever it comes. */
   deadline?: number;
-  signal?: AbortSignal;
+  signal?: AbortSignal | undefined;
 }
 
 /** What came back: any status, body whole. */
@@ -309,16 +309,13 @@ export function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined)
 
 /** A signal that aborts with another, or after `ms`; `end` leaves neither timer nor listener behind. */
 export function within(t: Transport, ms: number, signal?: AbortSignal): { signal: AbortSignal; end: () => void } {
-  const stop = new AbortController();
-  const onAbort = (): void => stop.abort(signal?.reason);
-  if (signal?.aborted) onAbort();
-  signal?.addEventListener('abort', onAbort);
+  const { stop, forget } = following(signal);
   const cancel = later(t.clock, ms, () => stop.abort(new Unavailable(`not done within ${Math.round(ms)} ms`)));
   return {
     signal: stop.signal,
     end() {
       cancel();
-      signal?.removeEventListener('abort', onAbort);
+      forget();
     },
   };
 }
@@ -489,7 +486,7 @@ export interface Polled<T> {
 export interface PollOptions {
   /** How long the server is asked to hold a request, ms; default 10,000. */
   waitMs?: number;
-  signal?: AbortSignal;
+  signal?: AbortSignal | undefined;
 }
 
 /** Longest time without a poll, ms. */

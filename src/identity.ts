@@ -7,9 +7,9 @@
 import { fromBase64url, toBase64url } from './bytes.ts';
 import { isCanonicalX25519, x25519 } from './crypto.ts';
 import { BadKey, BadNonce, type Conflict, TechnocoreError } from './errors.ts';
-import { MAX_NOTE } from './frames.ts';
+import { compact, MAX_NOTE } from './frames.ts';
 import { backoffMs, type Options, sharedOf, type Transport, transportOf } from './http.ts';
-import { checkName, identityNote, isDid, isName, legacyIdentityNote, verify } from './names.ts';
+import { checkName, identityNote, isDid, isName, isNonce, legacyIdentityNote, verify } from './names.ts';
 import { getNote, setNote } from './notes.ts';
 import { checkSigner } from './rooms.ts';
 import type { Signer } from './signer.ts';
@@ -51,8 +51,6 @@ export function identityKeys(signer: Signer): { privateKey: Uint8Array; publicKe
 /** A service may send more than a note holds; nobody is made to check signatures without end. */
 const tokensOf = (value: string): string[] => value.slice(0, 2 * MAX_NOTE).split(/\s+/);
 
-const isNonce = (text: string): boolean => /^\d{1,19}$/.test(text);
-
 /** The fields after each token `name`, wherever it stands: a token inside the fields of another begins a record too. */
 function fieldsAfter(tokens: string[], name: string, count: number): string[][] {
   return tokens.flatMap((token, i) => (token === name ? [tokens.slice(i + 1, i + 1 + count)] : []));
@@ -81,9 +79,7 @@ function hintsIn(did: string, value: string): Omit<Identity, 'signed'> {
   if (printedDid(tokens) !== did) return {};
   const hint = (name: string, isGood: (text: string) => unknown): string | undefined =>
     tokens.flatMap((token) => (token.startsWith(name) ? token.slice(name.length) : [])).find(isGood);
-  const mailbox = hint('mailbox:', isName);
-  const key = hint('x25519:', x25519FromText);
-  return { ...(mailbox !== undefined && { mailbox }), ...(key !== undefined && { x25519: key }) };
+  return compact({ mailbox: hint('mailbox:', isName), x25519: hint('x25519:', x25519FromText) });
 }
 
 const SEEN = {};

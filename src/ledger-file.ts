@@ -4,12 +4,14 @@
  *
  * @module
  */
+
 import { TechnocoreError, Unavailable } from './errors.ts';
 import { Files, type Log, systemCode } from './files.ts';
-import { encodeLong, isObject, type Json } from './frames.ts';
+import { compact, encodeLong, isObject, type Json } from './frames.ts';
 import type { Clock } from './http.ts';
 import { Journal, type Journaled } from './journal.ts';
 import { type Admission, type Ledger, type LedgerLimits, type LedgerMessage, LedgerState } from './ledger.ts';
+import { isNonce } from './names.ts';
 import type { CursorStore, Place } from './rooms.ts';
 
 // --- what the lines say ------------------------------------------------------------------------------------------
@@ -31,7 +33,6 @@ type Line =
 const begunOf = (id: string, digest: string, reply?: string): Begun =>
   reply === undefined ? [id, digest] : [id, digest, reply];
 
-const isNonce = (value: unknown): value is string => typeof value === 'string' && /^\d{1,19}$/.test(value);
 const isText = (value: unknown): value is string => typeof value === 'string';
 
 function lineOf(line: unknown): Line | undefined {
@@ -267,5 +268,5 @@ function placeOf(value: unknown): Place {
   const { since, generation, mark } = isObject(value) ? value : {};
   const isCount = (n: unknown): n is number => Number.isSafeInteger(n) && (n as number) >= 0;
   if (!isCount(since) || !(generation === undefined || isCount(generation))) throw new SyntaxError('not a place');
-  return { since, ...(generation !== undefined && { generation }), ...(typeof mark === 'string' && { mark }) };
+  return compact({ since, generation, mark: typeof mark === 'string' ? mark : undefined });
 }

@@ -5,6 +5,7 @@
  *
  * @module
  */
+import { isNonce } from './names.ts';
 import { mostFor } from './turns.ts';
 
 /** One request of a message. */
@@ -182,7 +183,7 @@ export class LedgerState implements Ledger {
     this.pass(now);
     const { floors, windowMs } = this.limits;
     const name = `${m.from} ${m.room}`;
-    const nonce = m.nonce === undefined || /^\d{1,19}$/.test(m.nonce) ? BigInt(m.nonce ?? 0) : -1n;
+    const nonce = m.nonce === undefined || isNonce(m.nonce) ? BigInt(m.nonce ?? 0) : -1n;
     const own = this.floors.get(name)?.nonce;
     const fresh = m.nonce === undefined || nonce > (own ?? this.letGo);
     const start = fresh ? this.#startOf(nonce, m) : undefined;

@@ -5,6 +5,7 @@
  * @module
  */
 import type { Channel } from './channel.ts';
+import { following } from './clock.ts';
 import type { JsonObject } from './dispatch.ts';
 import { TechnocoreError, Unavailable } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
@@ -63,9 +64,7 @@ export async function* mcpListen(
   o: McpListenOptions = {},
 ): AsyncGenerator<Json> {
   o.signal?.throwIfAborted();
-  const stop = new AbortController();
-  const onAbort = (): void => stop.abort(o.signal?.reason);
-  o.signal?.addEventListener('abort', onAbort);
+  const { stop, forget } = following(o.signal);
   const peer = peerOf(to, signer, { ...o, signal: stop.signal, retry: 0 });
   const lists = listsOf(peer);
   const waiting = new Map<string, JsonObject>();
@@ -99,7 +98,7 @@ export async function* mcpListen(
       });
     }
   } finally {
-    o.signal?.removeEventListener('abort', onAbort);
+    forget();
     stop.abort('listening ended');
     await keeping;
   }
@@ -189,11 +188,7 @@ function subscribe(
   arrive: (frame: JsonObject) => void,
   onReady: McpListenOptions['onReady'],
 ): Promise<Subscription> {
-  const outer = peer.o.signal!;
-  const stop = new AbortController();
-  const onAbort = (): void => stop.abort(outer.reason);
-  if (outer.aborted) onAbort();
-  outer.addEventListener('abort', onAbort);
+  const { stop, forget } = following(peer.o.signal);
   const inner: Peer = { ...peer, o: { ...peer.o, signal: stop.signal } };
   peer.id = undefined;
   return new Promise((resolve, reject) => {
@@ -227,7 +222,7 @@ function subscribe(
           () => ({}),
           (cause: unknown) => ({ cause }),
         )
-        .finally(() => outer.removeEventListener('abort', onAbort)),
+        .finally(forget),
     };
     // Unless it was acknowledged before.
     void subscription.ended.then(({ cause }: { cause?: unknown }) =>

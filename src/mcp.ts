@@ -8,6 +8,7 @@
  * @module
  */
 import { equalBytes, fromBase64url, fromUtf8, toBase64url, utf8 } from './bytes.ts';
+import { type Clock, later, systemClock } from './clock.ts';
 import { hmacSha256, randomBytes } from './crypto.ts';
 import {
   badParams,
@@ -26,7 +27,6 @@ import {
 } from './dispatch.ts';
 import { BadName, RpcError } from './errors.ts';
 import { encodeLong, isObject, type Json, MAX_TEXT } from './frames.ts';
-import { type Clock, systemClock } from './http.ts';
 import { Budget, LEVELS, LOG_LEVEL } from './notices.ts';
 import { SPILL_META } from './spill.ts';
 import { CLIENT_CAPABILITIES, ToolCall } from './toolcall.ts';
@@ -384,9 +384,8 @@ class McpLayer implements Layer {
     const tag = { [SUBSCRIPTION_ID]: id };
     return new Promise((resolve) => {
       const key = keyOf(context, id);
-      const over = new AbortController();
       const stop = (answer: Json | undefined): void => {
-        over.abort();
+        cancel();
         leave();
         this.#pending.delete(key);
         this.#listeners.delete(listener);
@@ -409,6 +408,7 @@ class McpLayer implements Layer {
           stop(rpcResult(id, this.#complete({}, tag)));
         },
       };
+      const cancel = later(this.clock, LISTEN_MS, listener.end);
       this.#pending.set(key, listener);
       this.#listeners.add(listener);
       let layers = listening.get(this.tools);
@@ -420,7 +420,6 @@ class McpLayer implements Layer {
           notifications: wanted ? { toolsListChanged: true } : {},
         }),
       );
-      this.clock.sleep(LISTEN_MS, over.signal).then(listener.end, () => {});
     });
   }
 

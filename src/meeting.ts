@@ -6,12 +6,15 @@
  *
  * @module
  */
+
 import { toBase64url, utf8 } from './bytes.ts';
 import { checkMailbox, type Incoming, type Listener, openMailbox, type SendOptions, type Sent } from './channel.ts';
+import { following } from './clock.ts';
 import { sha256 } from './crypto.ts';
 import { addresseeOf, e2eAccept, e2eOffer, isOffer, type SealedRoom } from './e2e.ts';
 import { BadName, CallTimeout, type RingGap, TechnocoreError } from './errors.ts';
-import { authorOf, feedOf } from './feed.ts';
+import { authorOf, drop, feedOf } from './feed.ts';
+import { compact } from './frames.ts';
 import { type Options, orAbort, retrying, type Transport, transportOf } from './http.ts';
 import { identityKeys } from './identity.ts';
 import { roomClasses, verify } from './names.ts';
@@ -87,10 +90,8 @@ export async function connectSealed(
   const timeoutMs = o.timeoutMs ?? 30_000;
   const deadline = clock.now() + timeoutMs;
   o.signal?.throwIfAborted();
-  const stop = new AbortController();
+  const { stop, forget } = following(o.signal);
   const { signal } = stop;
-  const onAbort = (): void => stop.abort(o.signal?.reason);
-  o.signal?.addEventListener('abort', onAbort);
   let place = did;
   clock.sleep(timeoutMs, signal).then(
     () =>
@@ -127,7 +128,7 @@ export async function connectSealed(
   } catch (cause) {
     throw signal.aborted ? signal.reason : cause;
   } finally {
-    o.signal?.removeEventListener('abort', onAbort);
+    forget();
     leave?.();
     stop.abort();
   }
@@ -261,7 +262,7 @@ class Acceptor implements Listener {
     remember(this.#offers, m.text, true, MAX_OFFERS);
     this.#meeting++;
     const task = this.#meet(m)
-      .catch((cause) => this.#t.onEvent({ kind: 'skipped', room: m.room, seq: m.seq, from: m.from, cause }))
+      .catch((cause) => drop(this.#t, 'skipped', m, { cause }))
       .finally(() => this.#meeting--);
     this.#track(task);
   }
@@ -274,7 +275,7 @@ class Acceptor implements Listener {
   }
 
   #refuse(m: Incoming, reason: string): undefined {
-    this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason });
+    drop(this.#t, 'refused', m, { reason });
   }
 
   #track(task: Promise<unknown>): void {
@@ -306,7 +307,7 @@ class Acceptor implements Listener {
     this.#sessions.add(session);
     try {
       const { generation, lastSeq: since } = view;
-      await line.hold({ since, ...(generation !== undefined && { generation }) });
+      await line.hold(compact({ since, generation }));
       await sayHello(seal, m.from, answer, { deadline, signal: session.stop.signal });
     } catch (cause) {
       this.#forget(session);

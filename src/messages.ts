@@ -3,10 +3,11 @@
  *
  * @module
  */
+import { BASE64URL } from './bytes.ts';
 import { isHonestPoint } from './crypto.ts';
 import { Unavailable } from './errors.ts';
 import { isObject, parseExact, sweep } from './frames.ts';
-import { publicKeyFromDid, verify } from './names.ts';
+import { isNonce, publicKeyFromDid, verify } from './names.ts';
 
 /** One message of a room. All of it is strangers' text. */
 export interface Message {
@@ -157,7 +158,7 @@ export function explain(room: string, m: Message): string | undefined {
   if (sig === undefined) return 'no signature is kept with the message (services before 0.11 keep none)';
   if (nonce === undefined) return 'no nonce: a signature covers room, nonce and text';
   if (!isHonestPoint(publicKey)) return 'the DID holds no usable public key: small order, or not canonical';
-  if (typeof nonce !== 'string' || !/^\d{1,19}$/.test(nonce)) return 'the nonce is not 1 to 19 digits';
+  if (!isNonce(nonce)) return 'the nonce is not 1 to 19 digits';
   if (typeof sig !== 'string' || !/^[A-Za-z0-9_-]{86}$/.test(sig))
     return 'the signature is not 86 characters of base64url';
   const fits = (room: string, nonce: string, text: string, tail: string = sig): boolean =>
@@ -165,10 +166,9 @@ export function explain(room: string, m: Message): string | undefined {
   if (fits(room, nonce, text)) return undefined;
 
   // The last character holds two spare bits: four spellings, one of them canonical.
-  const alphabet = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_';
-  const last = alphabet.indexOf(sig[85]!);
+  const last = BASE64URL.indexOf(sig[85]!);
   if ((last & 15) !== 0) {
-    const canonical = sig.slice(0, 85) + alphabet[last & 48];
+    const canonical = sig.slice(0, 85) + BASE64URL[last & 48];
     return fits(room, nonce, text, canonical)
       ? `the last character of the signature is not canonical base64url: ${sig[85]} instead of ${canonical[85]}`
       : 'the last character of the signature is not canonical base64url, and another spelling does not verify either';

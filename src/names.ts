@@ -3,7 +3,7 @@
  *
  * @module
  */
-import { concat, fromBase58, fromBase64url, toBase58, toHex, utf8 } from './bytes.ts';
+import { concat, fromBase58, fromBase64url, isWellFormed, toBase58, toHex, utf8 } from './bytes.ts';
 import { ed25519Verify, sha256 } from './crypto.ts';
 import { BadKey, BadName } from './errors.ts';
 
@@ -21,6 +21,11 @@ export function isName(name: unknown): boolean {
 export function checkName(name: unknown, what: string): string {
   if (isName(name)) return name as string;
   throw new BadName(name, `a ${what} is 1 to 48 of a-z 0-9 _ - and begins with a letter or digit`);
+}
+
+/** True for a nonce: 1 to 19 decimal digits. */
+export function isNonce(nonce: unknown): nonce is string {
+  return typeof nonce === 'string' && /^\d{1,19}$/.test(nonce);
 }
 
 /** What the leading segments of a room's name make of it. */
@@ -129,6 +134,6 @@ export function verify(did: string, sig: string, canonical: string): boolean {
   const publicKey = publicKeyFromDid(did);
   const signature = fromBase64url(sig);
   if (publicKey === undefined || signature === undefined) return false;
-  if (/\p{Cs}/u.test(canonical) || BAD_NONCE.test(canonical)) return false;
+  if (!isWellFormed(canonical) || BAD_NONCE.test(canonical)) return false;
   return ed25519Verify(publicKey, signature, utf8(canonical));
 }

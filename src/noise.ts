@@ -6,7 +6,7 @@
  * @module
  */
 import { concat, utf8 } from './bytes.ts';
-import { type Aead, chachaPoly, hkdfSha256, hmacSha256, randomBytes, sha256, x25519 } from './crypto.ts';
+import { type Aead, chachaPoly, check32, hkdfSha256, hmacSha256, randomBytes, sha256, x25519 } from './crypto.ts';
 import { BadKey, BadNonce, DecryptError, HandshakeFailed } from './errors.ts';
 
 /** A static key pair: what a handshake needs of an identity. */
@@ -139,15 +139,13 @@ export class Handshake {
   #step = 0;
 
   private constructor(o: HandshakeOptions, initiator: boolean) {
-    if (o.psk.length !== 32) throw new BadKey('a pre-shared key has 32 bytes');
-    if (initiator && o.remote?.length !== 32) throw new BadKey('a public key has 32 bytes');
     this.#initiator = initiator;
     this.#identity = o.identity;
-    this.#psk = o.psk.slice();
+    this.#psk = check32(o.psk, 'a pre-shared key').slice();
     const fixed = o.ephemeral?.slice();
     this.#ephemeral = () => fixed ?? (o.random ?? randomBytes)(32);
     this.#state = new State();
-    this.#state.rs = initiator ? o.remote!.slice() : undefined;
+    this.#state.rs = initiator ? check32(o.remote!, 'a public key').slice() : undefined;
     this.#state.mixHash(o.prologue);
     this.#state.mixHash(this.#state.rs ?? o.identity.publicKey);
   }

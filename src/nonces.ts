@@ -4,8 +4,10 @@
  *
  * @module
  */
+
 import { BadNonce } from './errors.ts';
 import { type Clock, orAbort } from './http.ts';
+import { isNonce } from './names.ts';
 
 /** Hands out nonces, each scope rising. */
 export interface NonceSource {
@@ -63,7 +65,7 @@ export function nextNonce(clock: Clock, ...lasts: (bigint | undefined)[]): bigin
 /** Sees to {@link NonceSource.raiseNonce} in `scopes`. */
 export function raiseNonce(scopes: LastNonces, scope: string, seen: string, clock: Clock): void {
   // Digits from the service: bounded before they are counted with.
-  if (!/^\d{1,19}$/.test(seen) || BigInt(seen) > nonceOf(clock) + DAY_MS) {
+  if (!isNonce(seen) || BigInt(seen) > nonceOf(clock) + DAY_MS) {
     throw new BadNonce(
       `the service has seen nonce ${seen.slice(0, 20)} of this key in ${scope}, more than a day ahead of the clock: a program that counts nonces otherwise locked the key out there; take another key or room, or set the clock right`,
     );

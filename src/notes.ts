@@ -24,7 +24,7 @@ import {
   type Transport,
   transportOf,
 } from './http.ts';
-import { checkName, isDid, roomClasses } from './names.ts';
+import { checkName, isDid, isNonce, roomClasses } from './names.ts';
 import { checkSigner, mayBeDone, PATIENCE_MS, type SigningKey } from './rooms.ts';
 import { ask, uncached, type Write, writeRequest } from './service.ts';
 
@@ -117,7 +117,7 @@ export async function setNote(ns: string, key: string, value: string, o: Options
 
 /** One write, one request. Only the service's own word is taken for it, not any page that something on the way shows. */
 async function put(t: Transport, write: Write, signal: AbortSignal | undefined): Promise<void> {
-  const { text } = await ask(t, { ...writeRequest(t, write), ...(signal && { signal }) });
+  const { text } = await ask(t, { ...writeRequest(t, write), signal });
   if (!/^ok\b/.test(text)) throw new Unavailable('the answer is not that of a note that was written');
 }
 
@@ -159,7 +159,7 @@ export async function listNotes(ns: string, o: Options = {}): Promise<string[]> 
     t.clock.now() + PATIENCE_MS,
     async () => {
       const path = `/kv/${ns}?format=json&${uncached(t)}`;
-      const { text } = await ask(t, { path, bucket: 'read', ...(o.signal && { signal: o.signal }) });
+      const { text } = await ask(t, { path, bucket: 'read', signal: o.signal });
       const list: unknown = parsed(text);
       if (!isObject(list) || !Array.isArray(list['keys'])) throw new Unavailable('the answer is not a list of notes');
       return list['keys'].filter((key) => typeof key === 'string');
@@ -224,7 +224,7 @@ async function setOwnership(
   for (let stale = 0; ; ) {
     try {
       const last = await getNote('room-nonce', room, o);
-      if (last !== undefined && /^\d{1,19}$/.test(last)) await key.raiseNonce(scope, last, t.clock);
+      if (isNonce(last)) await key.raiseNonce(scope, last, t.clock);
       await key.withNonce(
         scope,
         t.clock,

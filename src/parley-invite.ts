@@ -5,7 +5,7 @@
  * @module
  */
 import { concat, toBase64url, toHex, utf8 } from './bytes.ts';
-import { randomBytes, sha256, type X25519Key, x25519 } from './crypto.ts';
+import { check32, randomBytes, sha256, type X25519Key, x25519 } from './crypto.ts';
 import { BadInvite, BadKey, DecryptError, TechnocoreError } from './errors.ts';
 import { isObject } from './frames.ts';
 import type { KeyPair } from './noise.ts';
@@ -21,12 +21,6 @@ export type JoinToken = string;
 
 // --- identity ---------------------------------------------------------------------------------------------------
 
-/** @internal */
-export function sized(bytes: Uint8Array, length: number, what: string): Uint8Array {
-  if (!(bytes instanceof Uint8Array) || bytes.length !== length) throw new BadKey(`${what} has ${length} bytes`);
-  return bytes.slice();
-}
-
 /** The X25519 key pair of a node. The private key never shows unless asked for. */
 export class Identity implements KeyPair {
   /** 32 bytes. */
@@ -37,7 +31,7 @@ export class Identity implements KeyPair {
   readonly #key: X25519Key;
 
   private constructor(privateKey: Uint8Array) {
-    this.#privateKey = sized(privateKey, 32, 'a private key');
+    this.#privateKey = check32(privateKey, 'a private key').slice();
     this.#key = x25519(this.#privateKey);
     this.publicKey = this.#key.publicKey;
     this.id = sha256(this.publicKey);
@@ -85,7 +79,7 @@ export class Identity implements KeyPair {
  * @throws BadKey not 32 bytes
  */
 export function fingerprint(nodeId: NodeID): string {
-  const digits = BigInt(`0x${toHex(sized(nodeId, 32, 'a node id').subarray(0, 10))}`).toString(32);
+  const digits = BigInt(`0x${toHex(check32(nodeId, 'a node id').subarray(0, 10))}`).toString(32);
   const text = digits.padStart(16, '0').replace(/./g, (c) => 'abcdefghijklmnopqrstuvwxyz234567'[parseInt(c, 32)]!);
   return text.match(/.{4}/g)!.join('-');
 }
@@ -97,7 +91,7 @@ export class Secret {
   readonly #bytes: Uint8Array;
 
   private constructor(bytes: Uint8Array) {
-    this.#bytes = sized(bytes, 32, 'a secret');
+    this.#bytes = check32(bytes, 'a secret').slice();
   }
 
   static generate(): Secret {

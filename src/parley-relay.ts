@@ -129,13 +129,13 @@ export class HttpRelay implements Relay {
     const isPost = r.body !== undefined;
     const reply = await request(this.#http, {
       ...r,
-      ...(isPost && { method: 'POST' }),
+      method: isPost ? 'POST' : 'GET',
       path: `/c/${toBase64url(channel)}${r.path}`,
       headers: {
         ...(isPost && { 'content-type': 'application/json' }),
         ...(token && { authorization: `Bearer ${token}` }),
       },
-      ...(o?.signal && { signal: o.signal }),
+      signal: o?.signal,
     });
     const { status, text } = reply;
     if (status >= 200 && status < 300) return text;

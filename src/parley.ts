@@ -255,7 +255,7 @@ export class Session implements Channel {
     const signal = this.#signal(o);
     return this.#posts.take(async () => {
       const { channel, key, secret, relay } = typeof invite === 'string' ? Invite.parse(invite) : invite;
-      if (this.#s.initiator && equalBytes(channel, this.#s.seat!.channel)) {
+      if (this.#s.initiator && equalBytes(channel, this.#seat().channel)) {
         if (!this.#s.outbox.length) throw refused('full');
       } else {
         this.#unused();
@@ -282,8 +282,8 @@ export class Session implements Channel {
    * @throws Unavailable, RelayRefused it may have arrived; said again in the same words, it arrives once
    */
   async send(text: string, o: Abortable = {}): Promise<{ seq: number }> {
-    const { queue, state } = this.#s;
-    if (state === 'closed') throw new SessionClosed(this.#s.why);
+    const { queue } = this.#s;
+    this.#alive();
     const message: Message = { kind: 'say', text };
     if (!this.#transport) {
       if (queue.length >= MAX_QUEUE) throw new CapacityReached(`${MAX_QUEUE} messages wait`);
@@ -341,7 +341,7 @@ export class Session implements Channel {
       const value = await this.poll(this.#over() ? 0 : waitMs, o).catch(skip);
       return value.length || this.#over() ? { value } : {};
     };
-    for await (const received of poll(this.#http, step, { waitMs: MAX_WAIT_MS, ...(signal && { signal }) })) {
+    for await (const received of poll(this.#http, step, { waitMs: MAX_WAIT_MS, signal })) {
       yield* received;
       if (this.#over()) return;
     }
@@ -353,7 +353,7 @@ export class Session implements Channel {
    * @throws RelayRefused `no-channel`: open or join first
    */
   async listen(listener: Listener): Promise<() => void> {
-    if (!this.#s.seat) throw refused('no-channel', ': open or join first');
+    this.#seat();
     this.#listeners.add(listener);
     if (!this.#pumping) void this.#pump();
     for (const frame of this.#s.frames.splice(0)) listener.message(frame);
@@ -423,15 +423,26 @@ export class Session implements Channel {
     return eitherOf(o.signal, this.#o.signal);
   }
 
+  #seat(): Membership {
+    const { seat } = this.#s;
+    if (!seat) throw refused('no-channel', ': open or join first');
+    return seat;
+  }
+
   #ring(): void {
     const bell = this.#bell;
     this.#bell = new AbortController();
     bell.abort();
   }
 
-  #unused(): void {
+  #alive(): State {
     const { state, why } = this.#s;
     if (state === 'closed') throw new SessionClosed(why);
+    return state;
+  }
+
+  #unused(): void {
+    const state = this.#alive();
     if (state !== 'none') throw new BadState(state, 'pending', 'a session has one channel');
   }
 
@@ -446,7 +457,7 @@ export class Session implements Channel {
   }
 
   #seated(seat: Membership, secret: Secret, peer?: PublicKey): void {
-    if (this.#s.state === 'closed') throw new SessionClosed(this.#s.why);
+    this.#alive();
     const initiator = peer !== undefined;
     const roles = { initiator, joined: initiator, present: initiator };
     Object.assign(this.#s, { state: 'pending', seat, secret: secret.bytes(), peer, ...roles });
@@ -457,11 +468,11 @@ export class Session implements Channel {
 
   // Begins the handshake; the initiator's message comes out of it.
   #shake(secret: Secret): Uint8Array | undefined {
-    const { seat, peer, initiator } = this.#s;
+    const { peer, initiator } = this.#s;
     const o = {
       identity: this.#identity,
       psk: secret.psk(),
-      prologue: concat(utf8('parley/1'), seat!.channel),
+      prologue: concat(utf8('parley/1'), this.#seat().channel),
       random: (n: number) => this.#s.ephemeral ?? this.#http.random(n),
     };
     this.#handshake = initiator ? Handshake.initiator({ ...o, remote: peer! }) : Handshake.responder(o);
@@ -476,7 +487,7 @@ export class Session implements Channel {
   }
 
   #frame(seq: bigint, type: FrameType, payload: Uint8Array): Frame {
-    return { channel: this.#s.seat!.channel, seq, type, payload };
+    return { channel: this.#seat().channel, seq, type, payload };
   }
 
   #seal(message: Message): Frame {
@@ -495,7 +506,7 @@ export class Session implements Channel {
   }
 
   async #post(frame: Frame, signal: AbortSignal | undefined): Promise<void> {
-    await this.#relay.send(this.#s.seat!, frame, { signal }).catch((cause) => this.#lost(cause));
+    await this.#relay.send(this.#seat(), frame, { signal }).catch((cause) => this.#lost(cause));
     if (frame.type !== 1) return;
     this.#helloAt = this.#http.clock.now() + this.#helloMs;
     this.#helloMs *= 2;
@@ -527,9 +538,9 @@ export class Session implements Channel {
   // Reads until something came, into inbox and problem.
   #gather(deadline: number, signal?: AbortSignal, isPump = false): Promise<void> {
     return this.#reads.take(async () => {
-      const { seat, outbox, queue, inbox, hello } = this.#s;
+      const { outbox, queue, inbox, hello } = this.#s;
       const { clock } = this.#http;
-      if (!seat) throw refused('no-channel', ': open or join first');
+      const seat = this.#seat();
       const wasOver = this.#over();
       const post = async (): Promise<void> => {
         if (!outbox.length && !(this.#transport && queue.length)) return;

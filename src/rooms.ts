@@ -14,7 +14,7 @@ import {
   TechnocoreError,
   Unavailable,
 } from './errors.ts';
-import { sweep } from './frames.ts';
+import { compact, sweep } from './frames.ts';
 import {
   Attempts,
   budgetOf,
@@ -56,7 +56,7 @@ export async function readView(t: Transport, room: string, o: ReadOptions, signa
   if (o.since !== undefined) query.push(`since=${o.since}`);
   query.push(o.waitMs ? `wait=${o.waitMs / 1000}` : uncached(t));
   const path = `/r/${room}?${query.join('&')}`;
-  const reply = await ask(t, { path, bucket: 'read', waitMs: o.waitMs ?? 0, ...(signal && { signal }) });
+  const reply = await ask(t, { path, bucket: 'read', waitMs: o.waitMs ?? 0, signal });
   const view = viewOf(room, reply.text);
   return o.since === undefined ? view : { ...view, since: o.since };
 }
@@ -87,7 +87,7 @@ export interface Place {
 /** The place behind one of the messages of a view, the last one by default. */
 export function placeOf({ lastSeq, generation, messages }: RoomView, since: number = lastSeq): Place {
   const mark = messages.find(({ seq }) => seq === since)?.ts;
-  return { since, ...(generation !== undefined && { generation }), ...(mark !== undefined && { mark }) };
+  return compact({ since, generation, mark });
 }
 
 /** Keeps the place of a reader over restarts. */
@@ -163,12 +163,8 @@ export class RoomCursor {
 
   /** Where the cursor stands, to be kept and set again. */
   get place(): Place | undefined {
-    if (this.since === undefined) return undefined;
-    return {
-      since: this.since,
-      ...(this.generation !== undefined && { generation: this.generation }),
-      ...(this.#mark !== undefined && { mark: this.#mark }),
-    };
+    const { since, generation } = this;
+    return since === undefined ? undefined : compact({ since, generation, mark: this.#mark });
   }
 
   set place(place: Place) {
@@ -297,7 +293,7 @@ async function exported(t: Transport, room: string, signal?: AbortSignal): Promi
   const known = sharedOf(t, EXPORTS, () => ({ missing: false }));
   if (known.missing) return undefined;
   try {
-    return exportOf((await ask(t, { path: `/r/${room}/export`, bucket: 'read', ...(signal && { signal }) })).text);
+    return exportOf((await ask(t, { path: `/r/${room}/export`, bucket: 'read', signal })).text);
   } catch (cause) {
     if (!TechnocoreError.is(cause) || isTransient(cause)) throw cause;
     known.missing = /^404 no route/.test((cause as HttpError).body);
@@ -408,7 +404,7 @@ async function send(
   signal?: AbortSignal,
 ): Promise<PolledView> {
   const timeoutMs = Math.min(Math.max(deadline - t.clock.now(), 1000), 15_000);
-  const reply = await ask(t, { ...writeRequest(t, write), timeoutMs, deadline, ...(signal && { signal }) });
+  const reply = await ask(t, { ...writeRequest(t, write), timeoutMs, deadline, signal });
   const view = viewOf(room, reply.text);
   if (view.posted === undefined) throw new Unavailable('the answer to a write does not show the message');
   return view;

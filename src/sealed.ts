@@ -13,7 +13,7 @@ import type { Channel, Incoming, Listener, SendOptions, Sent } from './channel.t
 import { aesGcm, sha256 } from './crypto.ts';
 import { checkKey, e2eOpen, e2eSeal, e2eSplit, MAX_SEALED } from './e2e.ts';
 import { BadName, FrameTooLong } from './errors.ts';
-import { authorOf, type Feed, feedOf } from './feed.ts';
+import { authorOf, drop, type Feed, feedOf } from './feed.ts';
 import { codePoints, MAX_TEXT } from './frames.ts';
 import { type Options, orAbort, retrying, type Transport, transportOf } from './http.ts';
 import { checkName, isDid } from './names.ts';
@@ -79,8 +79,7 @@ export class Seal {
     try {
       plain = e2eOpen(this.#key, m.text);
     } catch (cause) {
-      this.t.onEvent({ kind: 'skipped', room: this.room, seq: m.seq, from: m.from, cause });
-      return undefined;
+      return drop(this.t, 'skipped', m, { cause });
     }
     const end = plain.indexOf('\n');
     const [kind, from, to, room, nonce, ...fields] = (end < 0 ? plain : plain.slice(0, end)).split(' ');
@@ -109,7 +108,7 @@ export class Seal {
 
   /** Tells why a message counts for nothing. */
   refuse(m: Incoming, reason: string): undefined {
-    this.t.onEvent({ kind: 'refused', room: this.room, seq: m.seq, from: m.from, reason });
+    return drop(this.t, 'refused', m, { reason });
   }
 }
 

@@ -34,9 +34,9 @@ import {
   rpcError,
 } from './dispatch.ts';
 import { type RingGap, TechnocoreError } from './errors.ts';
-import { feedOf } from './feed.ts';
+import { drop, feedOf } from './feed.ts';
 import { decode, encodeLong, isObject, type Json } from './frames.ts';
-import { type Options, sharedOf, type Transport, transportOf } from './http.ts';
+import { type Options, onAbort, sharedOf, type Transport, transportOf } from './http.ts';
 import { type Admission, type Ledger, LedgerState, memoryLedger, type Verdict } from './ledger.ts';
 import { attend } from './presence.ts';
 import type { ReplyLimits } from './replies.ts';
@@ -226,12 +226,11 @@ class Server implements Listener {
     this.#ended = reject;
     signal?.throwIfAborted();
     const alone = this.#channel ? () => {} : this.#alone();
-    const onAbort = (): void => {
+    const forget = onAbort(signal, () => {
       // The next one may begin while this one drains.
       alone();
       resolve();
-    };
-    signal?.addEventListener('abort', onAbort);
+    });
     let leave: (() => void) | undefined;
     const over = new AbortController();
     try {
@@ -247,7 +246,7 @@ class Server implements Listener {
     } finally {
       over.abort(OVER);
       this.#share?.stop();
-      signal?.removeEventListener('abort', onAbort);
+      forget();
       leave?.();
       alone();
     }
@@ -389,7 +388,7 @@ class Server implements Listener {
     const lane = this.#lanes.get(m.from) ?? { length: 0, last: Promise.resolve() };
     const most = mostFor(this.#regulars.rank(m.from), MAX_TASKS);
     if (lane.length >= MAX_LANE || this.#underway.size >= most) {
-      this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason: 'too many at once' });
+      drop(this.#t, 'refused', m, { reason: 'too many at once' });
       return;
     }
     lane.length++;
@@ -397,7 +396,7 @@ class Server implements Listener {
       try {
         await this.#admit(m, frame, standing);
       } catch (cause) {
-        this.#t.onEvent({ kind: 'skipped', room: m.room, seq: m.seq, from: m.from, cause });
+        drop(this.#t, 'skipped', m, { cause });
       }
       if (--lane.length === 0) this.#lanes.delete(m.from);
     });
@@ -505,7 +504,7 @@ class Server implements Listener {
     try {
       return await this.#long.read(m.from, frame);
     } catch (cause) {
-      this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason: 'a long request', cause });
+      drop(this.#t, 'refused', m, { reason: 'a long request', cause });
       const reply = await this.#answering.to(m, named);
       const text = encodeLong(rpcError(id, INTERNAL_ERROR, 'The request could not be read out of its notes'));
       if (reply) this.#underway.track(this.#answering.write(reply, [text]));
@@ -555,7 +554,7 @@ class Server implements Listener {
   }
 
   #refuse(m: Incoming, reason: string): undefined {
-    this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason });
+    drop(this.#t, 'refused', m, { reason });
   }
 
   /** Who asks: without it whatever is dispatched would be a call of our own. */
@@ -617,7 +616,7 @@ class Server implements Listener {
         if (this.#share && verdict.answer === interrupted(id)) return this.#interrupted(m, request, fresh, reply);
         // Read again after a restart; a repeat that the caller signed anew is fresh.
         if (fresh || !verdict.sent) return verdict.answer;
-        this.#t.onEvent({ kind: 'skipped', room: m.room, seq: m.seq, from: m.from, reason: 'old' });
+        drop(this.#t, 'skipped', m, { reason: 'old' });
         return undefined;
       case 'interrupted':
         return this.#interrupted(m, request, fresh, reply);
@@ -630,7 +629,7 @@ class Server implements Listener {
       case 'full':
         return this.#refusal(m, encodeLong(rpcError(id, BUSY, 'Busy', { retryAfterMs: verdict.retryAfterMs })));
       default:
-        this.#t.onEvent({ kind: 'skipped', room: m.room, seq: m.seq, from: m.from, reason: verdict.kind });
+        drop(this.#t, 'skipped', m, { reason: verdict.kind });
         return undefined;
     }
   }
@@ -650,7 +649,7 @@ class Server implements Listener {
   /** A refusal costs a write like any answer: a key that floods gets only some. */
   #refusal(m: Incoming, text: string): string | undefined {
     if (!this.#answering.isCrowded(m.from)) return text;
-    this.#t.onEvent({ kind: 'refused', room: m.room, seq: m.seq, from: m.from, reason: 'too much waits for this key' });
+    drop(this.#t, 'refused', m, { reason: 'too much waits for this key' });
     return undefined;
   }
 

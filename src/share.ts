@@ -7,8 +7,8 @@
 import type { Incoming } from './channel.ts';
 import { type ClaimHooks, Claims, partitionOf } from './claims.ts';
 import { classify, type JsonObject } from './dispatch.ts';
-import { authorOf } from './feed.ts';
-import { decode, encodeLong, isObject, type Json } from './frames.ts';
+import { authorOf, drop } from './feed.ts';
+import { compact, decode, encodeLong, isObject, type Json } from './frames.ts';
 import { retrying, type Transport } from './http.ts';
 import type { PolledView } from './messages.ts';
 import { remember } from './replies.ts';
@@ -108,7 +108,7 @@ export class Share {
     const isSame = place !== undefined && place.generation === generation && place.since <= lastSeq;
     this.#start = isSame ? place.since : lastSeq;
     const since = Math.max(0, Math.min((firstSeq ?? 1) - 1, lastSeq - HISTORY));
-    return { since, ...(generation !== undefined && { generation }) };
+    return compact({ since, generation });
   }
 
   /** Keeps the share until the signal aborts; rejects with its reason. */
@@ -197,18 +197,12 @@ export class Share {
   }
 
   #keep(m: Incoming, frame: Frame, partition: number): void {
-    const { from, seq, room } = m;
+    const { from, seq } = m;
     const count = this.#keptOf.get(from) ?? 0;
     if (count >= MAX_OF_KEY || this.#kept.size >= MAX_KEPT) {
       // Whoever has it most likely handles it; if not, it is lost.
       const [oldest] = [...this.#kept.values()].filter((one) => count < MAX_OF_KEY || one.m.from === from);
-      this.#t.onEvent({
-        kind: 'skipped',
-        room,
-        seq: oldest!.m.seq,
-        from: oldest!.m.from,
-        reason: 'too much for others',
-      });
+      drop(this.#t, 'skipped', oldest!.m, { reason: 'too much for others' });
       this.#drop(oldest!.m.seq);
     }
     this.#kept.set(seq, { m, frame, partition });

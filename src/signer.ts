@@ -4,13 +4,13 @@
  *
  * @module
  */
-import { fromHex, toBase64url, utf8 } from './bytes.ts';
+import { fromHex, isWellFormed, toBase64url, utf8 } from './bytes.ts';
 import { type Ed25519Key, ed25519, hmacSha256, randomBytes, sha256 } from './crypto.ts';
 import { BadKey, BadNonce, TechnocoreError } from './errors.ts';
 import { MAX_NOTE, sweep } from './frames.ts';
 import { type Clock, type Options, transportOf } from './http.ts';
 import { openKeyDir } from './keydir.ts';
-import { checkName, didFromPublicKey, fingerprint } from './names.ts';
+import { checkName, didFromPublicKey, fingerprint, isNonce } from './names.ts';
 import { MemoryNonces, type NonceSource } from './nonces.ts';
 import { type SignedMessage, saySigned } from './rooms.ts';
 
@@ -74,7 +74,7 @@ export class Signer {
   static fromPassphrase(text: string): Signer {
     // An unset variable must not become a key that everybody has.
     if (typeof text !== 'string' || text === '') throw new BadKey('the passphrase is empty');
-    if (/\p{Cs}/u.test(text)) throw new BadKey('the passphrase has a lone surrogate, and so no UTF-8 form');
+    if (!isWellFormed(text)) throw new BadKey('the passphrase has a lone surrogate, and so no UTF-8 form');
     return new Signer((text.length === 64 && fromHex(text)) || sha256(utf8(text)));
   }
 
@@ -98,7 +98,7 @@ export class Signer {
    * @throws TechnocoreError `bad_text`: no text, or one with lone surrogates, which has no UTF-8 form
    */
   sign(canonical: string): string {
-    if (typeof canonical !== 'string' || /\p{Cs}/u.test(canonical)) {
+    if (typeof canonical !== 'string' || !isWellFormed(canonical)) {
       throw new TechnocoreError('bad_text', 'only well-formed text can be signed; sweep it first');
     }
     return toBase64url(this.#key.sign(utf8(canonical)));
@@ -170,7 +170,7 @@ export class Signer {
 }
 
 function checkNonce(nonce: string | number): string {
-  const digits = Number.isSafeInteger(nonce) ? String(nonce) : nonce;
-  if (typeof digits === 'string' && /^\d{1,19}$/.test(digits)) return digits;
+  const digits: unknown = Number.isSafeInteger(nonce) ? String(nonce) : nonce;
+  if (isNonce(digits)) return digits;
   throw new BadNonce('a nonce is 1 to 19 digits, or a safe integer');
 }

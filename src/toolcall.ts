@@ -3,6 +3,7 @@
  *
  * @module
  */
+import { following } from './clock.ts';
 import { badParams, Call, type DispatchContext, type JsonObject, toJson } from './dispatch.ts';
 import { RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
@@ -44,8 +45,7 @@ export class ToolCall extends Call implements ToolContext {
   fault: RpcError | undefined;
 
   #cancelled: (() => void) | undefined;
-  #abort: AbortController | undefined;
-  #unfollow: (() => void) | undefined;
+  #following: ReturnType<typeof following> | undefined;
   #noticed: Notices | undefined;
 
   constructor(
@@ -80,22 +80,14 @@ export class ToolCall extends Call implements ToolContext {
   }
 
   #controller(): AbortController {
-    if (this.#abort === undefined) {
-      const controller = new AbortController();
-      const parent = super.signal;
-      const follow = (): void => controller.abort(parent.reason);
-      if (parent.aborted) follow();
-      else parent.addEventListener('abort', follow);
-      this.#unfollow = () => parent.removeEventListener('abort', follow);
-      this.#abort = controller;
-    }
-    return this.#abort;
+    this.#following ??= following(super.signal);
+    return this.#following.stop;
   }
 
   override end(): void {
     this.#noticed?.end(false);
     super.end();
-    this.#unfollow?.();
+    this.#following?.forget();
   }
 
   get #notices(): Notices {

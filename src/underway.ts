@@ -6,8 +6,9 @@
  */
 import type { Incoming } from './channel.ts';
 import { feedOf } from './feed.ts';
+import { compact } from './frames.ts';
 import type { Transport } from './http.ts';
-import type { CursorStore } from './rooms.ts';
+import type { CursorStore, Place } from './rooms.ts';
 
 /** Requests that came within so long of each other may be a burst, ms. */
 const BURST_MS = 1000;
@@ -107,7 +108,7 @@ export class Underway {
     const first = Math.min(this.oldest() ?? Number.POSITIVE_INFINITY, oldest() ?? Number.POSITIVE_INFINITY);
     if (!place) return;
     const { generation } = place;
-    const behind = first > place.since ? place : { since: first - 1, ...(generation !== undefined && { generation }) };
+    const behind: Place = first > place.since ? place : compact({ since: first - 1, generation });
     if (behind.since === this.#saved) return;
     this.#saved = behind.since;
     this.#saving = (async () => {
