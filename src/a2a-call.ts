@@ -26,13 +26,15 @@ import {
   WAIT_META,
 } from './a2a-types.ts';
 import { toHex } from './bytes.ts';
-import { type CallOptions, call, converse } from './call.ts';
+import { call } from './call.ts';
 import type { Channel } from './channel.ts';
 import { following } from './clock.ts';
+import { converse } from './conversation.ts';
 import { type JsonObject, METHOD_NOT_FOUND, resultOf } from './dispatch.ts';
 import { type RpcError, TechnocoreError } from './errors.ts';
 import { compact, isObject, type Json } from './frames.ts';
 import { sharedOf, type Transport, transportOf } from './http.ts';
+import type { CallOptions } from './line.ts';
 import type { Signer } from './signer.ts';
 
 /** Options of all calls of agents. */

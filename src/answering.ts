@@ -4,12 +4,12 @@
  * @module
  */
 import { fitted, join, MAX_WRITES, tooLarge } from './answers.ts';
-import { REPLY_META } from './call.ts';
 import { type Channel, type Incoming, limitOf } from './channel.ts';
 import type { Id, JsonObject } from './dispatch.ts';
 import { TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import { budgetOf, type Transport } from './http.ts';
+import { REPLY_META } from './line.ts';
 import { Outbox, sayUnrefused } from './outbox.ts';
 import { type ReplyLimits, ReplyRooms } from './replies.ts';
 import type { Signer } from './signer.ts';

@@ -7,13 +7,14 @@
 import { A2A_BINDING } from './a2a-card.ts';
 import { isInterrupted, isTerminal, stateOf } from './a2a-states.ts';
 import { MAX_STREAMS, STREAM_MS } from './a2a-types.ts';
-import { type CallOptions, converse } from './call.ts';
 import { checkMailbox } from './channel.ts';
 import { type Clock, onAbort, systemClock } from './clock.ts';
+import { converse } from './conversation.ts';
 import { type CallContext, type Handler, type JsonObject, resultOf, staysOpen } from './dispatch.ts';
 import { BadName, RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import { orAbort } from './http.ts';
+import type { CallOptions } from './line.ts';
 import { checkSigner } from './rooms.ts';
 import type { Signer } from './signer.ts';
 import { Seats } from './turns.ts';

@@ -6,13 +6,15 @@
  */
 import { answerUnder, metaIn, tagged } from './bridge-ids.ts';
 import { toBase64url } from './bytes.ts';
-import { type CallOptions, converse, notify, replyToOf, type Taken } from './call.ts';
+import { notify } from './call.ts';
 import { type Channel, checkMailbox, isChannel } from './channel.ts';
 import { nextTurn } from './clock.ts';
+import { converse, type Taken } from './conversation.ts';
 import { classify, type Id, type JsonObject, rpcError, rpcNotification } from './dispatch.ts';
 import { TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import { onAbort, sharedOf, type Transport, transportOf } from './http.ts';
+import { type CallOptions, replyToOf } from './line.ts';
 import { SUBSCRIPTION_ID } from './mcp.ts';
 import { isDid } from './names.ts';
 import { LOG_LEVEL, REQUEST_ID } from './notices.ts';

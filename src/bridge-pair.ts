@@ -12,13 +12,14 @@
 
 import { DENIED } from './answers.ts';
 import { equalBytes, toBase64url, toHex, utf8 } from './bytes.ts';
-import { type CallOptions, call } from './call.ts';
+import { call } from './call.ts';
 import { hmacSha256, sha256 } from './crypto.ts';
 import { badParams, type Handler } from './dispatch.ts';
 import { RpcError, TechnocoreError } from './errors.ts';
 import { feedOf, type Incoming, type Listener } from './feed.ts';
 import { decode, isObject, type Json } from './frames.ts';
 import { type Options, type Transport, transportOf } from './http.ts';
+import type { CallOptions } from './line.ts';
 import { isDid } from './names.ts';
 import { remember } from './replies.ts';
 import { serve } from './serve.ts';

@@ -6,7 +6,6 @@
  */
 import { answerUnder, metaIn, tagged } from './bridge-ids.ts';
 import { isList, type Place, pageOf, placeIn } from './bridge-pages.ts';
-import { REPLY_META } from './call.ts';
 import { type Channel, checkMailbox, isChannel } from './channel.ts';
 import {
   classify,
@@ -23,6 +22,7 @@ import {
 import { RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json, MAX_TEXT } from './frames.ts';
 import { type Clock, onAbort, type Transport, transportOf } from './http.ts';
+import { REPLY_META } from './line.ts';
 import { checkedMeta, isMcpId, LISTEN_MS, MAX_LISTENERS, MCP_VERSION, SERVER_INFO, SUBSCRIPTION_ID } from './mcp.ts';
 import { LOG_LEVEL, Notices, REQUEST_ID } from './notices.ts';
 import { checkSigner } from './rooms.ts';

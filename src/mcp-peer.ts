@@ -4,12 +4,14 @@
  *
  * @module
  */
-import { type CallOptions, converse, notify, type Taken } from './call.ts';
+import { notify } from './call.ts';
 import type { Channel } from './channel.ts';
+import { converse, type Taken } from './conversation.ts';
 import { type JsonObject, resultOf } from './dispatch.ts';
 import { type RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { type Transport, transportOf } from './http.ts';
+import type { CallOptions } from './line.ts';
 import { MCP_VERSION, PROTOCOL_VERSION, SELF, UNSUPPORTED_VERSION } from './mcp.ts';
 import { checkSigner } from './rooms.ts';
 import type { Signer } from './signer.ts';

@@ -8,7 +8,6 @@
 import { Answering, type Reply, replyNamed } from './answering.ts';
 import { BUSY, before, DEADLINE, denied, interrupted } from './answers.ts';
 import { toHex, utf8 } from './bytes.ts';
-import { mayUseId } from './call.ts';
 import {
   beginningOf,
   type Channel,
@@ -37,6 +36,7 @@ import { type RingGap, TechnocoreError } from './errors.ts';
 import { drop, feedOf } from './feed.ts';
 import { decode, encodeLong, isObject, type Json } from './frames.ts';
 import { type Options, onAbort, sharedOf, type Transport, transportOf } from './http.ts';
+import { mayUseId } from './inbox.ts';
 import { type Admission, type Ledger, LedgerState, memoryLedger, type Verdict } from './ledger.ts';
 import { attend } from './presence.ts';
 import type { ReplyLimits } from './replies.ts';

@@ -64,7 +64,7 @@ export {
   a2aText,
 } from './a2a-types.ts';
 export { type Census, createDispatcher, dispatch, methods, serve, tool, tools } from './builtin.ts';
-export { type CallOptions, call, notify } from './call.ts';
+export { call, notify } from './call.ts';
 export { type Channel, type Incoming, type Listener, mailboxes, type SendOptions, type Sent } from './channel.ts';
 export {
   badParams,
@@ -130,6 +130,7 @@ export {
   type Verdict,
 } from './ledger.ts';
 export { fileCursor, fileLedger } from './ledger-file.ts';
+export type { CallOptions } from './line.ts';
 export { toolsChanged } from './mcp.ts';
 export {
   type Answerer,

@@ -6,11 +6,11 @@ import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vit
 import { a2aGet, a2aSend, a2aStream, a2aWait } from '../src/a2a-call.ts';
 import { a2aTaskNote } from '../src/a2a-notes.ts';
 import { type A2AItem, a2aText } from '../src/a2a-types.ts';
-import { REPLY_META } from '../src/call.ts';
 import { mailboxPair } from '../src/channel.ts';
 import { decode, encode, isObject } from '../src/frames.ts';
 import { transportOf } from '../src/http.ts';
 import { publishIdentity } from '../src/identity.ts';
+import { REPLY_META } from '../src/line.ts';
 import { createLocalService, type Listening } from '../src/local.ts';
 import { getNote, setNote } from '../src/notes.ts';
 import { Signer } from '../src/signer.ts';

@@ -1,10 +1,11 @@
 import { describe, expect, it } from 'vitest';
 import { isBatchable, packed } from '../src/batch.ts';
-import { type CallOptions, call } from '../src/call.ts';
+import { call } from '../src/call.ts';
 import type { Handler } from '../src/dispatch.ts';
 import { RateLimited, RpcError } from '../src/errors.ts';
 import { decode, MAX_TEXT } from '../src/frames.ts';
 import { publishIdentity } from '../src/identity.ts';
+import type { CallOptions } from '../src/line.ts';
 import { read } from '../src/rooms.ts';
 import { type ServeOptions, serve } from '../src/serve.ts';
 import { FREE, isSay, PROFILES, run, signer, type World, world } from './support.ts';

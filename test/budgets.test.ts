@@ -1,9 +1,10 @@
 import { describe, expect, it } from 'vitest';
 import { Budget } from '../src/budget.ts';
-import { type CallOptions, call } from '../src/call.ts';
+import { call } from '../src/call.ts';
 import type { Handler } from '../src/dispatch.ts';
 import { RateLimited } from '../src/errors.ts';
 import type { Options } from '../src/http.ts';
+import type { CallOptions } from '../src/line.ts';
 import { createLocalService } from '../src/local.ts';
 import { type ServeOptions, serve } from '../src/serve.ts';
 import { FREE, run, signer, type World, world } from './support.ts';

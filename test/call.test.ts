@@ -1,12 +1,14 @@
 import { getEventListeners } from 'node:events';
 import { describe, expect, test } from 'vitest';
-import { type CallOptions, call, converse, notify } from '../src/call.ts';
+import { call, notify } from '../src/call.ts';
 import { type Channel, type Listener, mailboxPair } from '../src/channel.ts';
+import { converse } from '../src/conversation.ts';
 import { CallTimeout, RingGap, TechnocoreError } from '../src/errors.ts';
 import { Feed } from '../src/feed.ts';
 import { encode } from '../src/frames.ts';
 import { transportOf } from '../src/http.ts';
 import { publishIdentity } from '../src/identity.ts';
+import type { CallOptions } from '../src/line.ts';
 import { identityNote } from '../src/names.ts';
 import { setNote } from '../src/notes.ts';
 import { read, say } from '../src/rooms.ts';

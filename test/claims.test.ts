@@ -1,9 +1,10 @@
 import { beforeEach, describe, expect, it } from 'vitest';
-import { type CallOptions, call } from '../src/call.ts';
+import { call } from '../src/call.ts';
 import { partitionOf } from '../src/claims.ts';
 import { type Handler, idempotent } from '../src/dispatch.ts';
 import { RpcError } from '../src/errors.ts';
 import type { Clock } from '../src/http.ts';
+import type { CallOptions } from '../src/line.ts';
 import { getNote, setNote } from '../src/notes.ts';
 import { presenceNote } from '../src/presence.ts';
 import { say } from '../src/rooms.ts';

@@ -1,12 +1,13 @@
 import { describe, expect, it } from 'vitest';
 import { a2aAgent } from '../src/a2a-agent.ts';
 import { a2aStream } from '../src/a2a-call.ts';
-import { type CallOptions, call } from '../src/call.ts';
+import { call } from '../src/call.ts';
 import { randomBytes } from '../src/crypto.ts';
 import type { Handler } from '../src/dispatch.ts';
 import { encode, type Json } from '../src/frames.ts';
 import { publishIdentity } from '../src/identity.ts';
 import { LedgerState } from '../src/ledger.ts';
+import type { CallOptions } from '../src/line.ts';
 import { acceptSealed, connectSealed } from '../src/meeting.ts';
 import { read } from '../src/rooms.ts';
 import { sealed } from '../src/sealed.ts';

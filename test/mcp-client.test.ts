@@ -1,12 +1,12 @@
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { tool } from '../src/builtin.ts';
-import { REPLY_META } from '../src/call.ts';
 import type { Channel, Listener, SendOptions } from '../src/channel.ts';
 import { e2eOffer, x25519Generate } from '../src/e2e.ts';
 import { RpcError, TechnocoreError } from '../src/errors.ts';
 import { decode, encode, encodeLong, type Json } from '../src/frames.ts';
 import type { Event } from '../src/http.ts';
 import { publishIdentity } from '../src/identity.ts';
+import { REPLY_META } from '../src/line.ts';
 import { mcpLayer, toolsChanged } from '../src/mcp.ts';
 import { type McpCallOptions, mcpCallTool, mcpDiscover, mcpKeepAlive, mcpListTools } from '../src/mcp-client.ts';
 import { mcpListen } from '../src/mcp-listen.ts';

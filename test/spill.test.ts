@@ -1,9 +1,10 @@
 import { describe, expect, it } from 'vitest';
-import { type CallOptions, call } from '../src/call.ts';
+import { call } from '../src/call.ts';
 import type { Handler } from '../src/dispatch.ts';
 import { RpcError } from '../src/errors.ts';
 import { encode, type Json } from '../src/frames.ts';
 import { budgetOf, transportOf } from '../src/http.ts';
+import type { CallOptions } from '../src/line.ts';
 import { setNote } from '../src/notes.ts';
 import { read } from '../src/rooms.ts';
 import { sealed } from '../src/sealed.ts';

@@ -1,0 +1,450 @@
+/**
+ * Conversations: the life of a request from the cursor that is read before it is written to its answer, or to the error that
+ * says what happened.
+ *
+ * @module
+ */
+import { isBatchable, sendBatched } from './batch.ts';
+import { type Channel, doubtMailbox, isChannel, limitOf, type Sent } from './channel.ts';
+import { type Clock, following, OVER } from './clock.ts';
+import { classify, INTERRUPTED, type JsonObject, rpcRequest } from './dispatch.ts';
+import { CallTimeout, checkText, FrameTooLong, TechnocoreError } from './errors.ts';
+import { decode, encodeLong, encodeWithin, isDeep, isObject, type Json, MAX_TEXT } from './frames.ts';
+import { budgetOf, healthOf, orAbort, type Transport, transportOf } from './http.ts';
+import type { Waiting } from './inbox.ts';
+import { addressed, type CallOptions, type Line, lineOf, pin, shortened } from './line.ts';
+import { isServedHere, isThere, LOOK_MS, type Presence, presenceOf } from './presence.ts';
+import { checkSigner } from './rooms.ts';
+import type { Signer } from './signer.ts';
+import { FRAME_MEMBER, MAX_SPILLED, spilledBytes } from './spill.ts';
+
+/** How long an answer is waited for, unless told otherwise, ms; signs of life extend that to so many times as much. */
+const TIMEOUT_MS = 30_000;
+const MAX_TIMES = 10;
+/**
+ * How much of a call's time its write must leave for the answer: a share, and at most so many ms. A server has no larger
+ * budget than we have, so that where our write has to wait, its own will.
+ */
+const ANSWER_SHARE = 0.25;
+const ANSWER_MS = 10_000;
+/** How far ahead of our clock a nonce may be that a server asks for, ms: a day, as for those that the service asks for. */
+const MAX_AHEAD_MS = 86_400_000;
+/** Most spilled answers that one call looks at, of one key, and most keys. */
+const MAX_SPILLED_FRAMES = 4;
+const MAX_SPILLERS = 16;
+
+/** What a conversation makes of a frame that reached it: the end, a sign of life (good for so many ms), or nothing of its own. */
+export type Taken = 'done' | 'alive' | number | undefined;
+
+/** What is done with what comes, beyond the request itself. */
+export interface Handling {
+  /** Gets responses with the request's id, and every notification of the peer's; what it throws ends the call. */
+  take(frame: JsonObject, kind: 'response' | 'notification'): Taken;
+  /** How long signs of life can extend the timeout, ms; default ten times as long. */
+  maxMs?: number | undefined;
+  /** Whether the other side is known to read requests that are too large for a message. */
+  spills?: boolean;
+  /** Told the request's id just before it is written. */
+  begin?: (id: string) => void;
+  /** Told that it was written, or may have been. */
+  written?: () => void;
+}
+
+/**
+ * Sends a request and hands what the other side sends about it to `take`, until that says it is done.
+ *
+ * @internal
+ * @throws as `call`
+ */
+export async function converse(
+  to: string | Channel,
+  method: string,
+  params: Json | undefined,
+  signer: Signer,
+  o: CallOptions,
+  handling: Handling,
+): Promise<void> {
+  const t = transportOf(o);
+  o.signal?.throwIfAborted();
+  checkSigner(signer);
+  if (!((o.timeoutMs ?? TIMEOUT_MS) > 0))
+    throw new TechnocoreError('bad_option', 'the option timeoutMs is a number of milliseconds above 0');
+  checkText(method, 'the method');
+  if (params !== undefined && (typeof params !== 'object' || params === null)) {
+    throw new TechnocoreError('bad_params', 'params are an object, an array, or left out');
+  }
+  await new Conversation(t, { to, method, params }, signer, o, handling).run();
+}
+
+/** What is asked, and whom. */
+interface Asked {
+  readonly to: string | Channel;
+  readonly method: string;
+  readonly params: Json | undefined;
+}
+
+/**
+ * The length of the shortest message that a request can be, with an id that could be minted: known before anything is sent.
+ *
+ * @throws FrameTooLong none that can be sent
+ */
+function shortestOf({ to, method, params }: Asked, signer: Signer, o: CallOptions, spills: boolean): number {
+  const reads = !isChannel(to) || to.spill !== undefined;
+  const id = o.id || `${signer.fingerprint}.........0.0`;
+  const request = rpcRequest(id, method, addressed(params, isChannel(to) ? undefined : o.replyTo, reads));
+  if (!spills || !reads) return encodeWithin(request, limitOf(to)).length;
+  const bytes = spilledBytes(encodeLong(request));
+  if (bytes > MAX_SPILLED) throw new FrameTooLong(bytes, MAX_SPILLED);
+  return MAX_TEXT;
+}
+
+/** How long is waited. Counted by sleeping: a clock that is set meanwhile neither ends a call nor prolongs it. */
+class Patience {
+  readonly begun: number;
+  /** When it ends, by the clock as it stands, ms. */
+  deadline: number;
+  readonly #clock: Clock;
+  readonly #timeoutMs: number;
+  readonly #maxMs: number;
+  readonly #stop: AbortSignal;
+  readonly #soon: (by: number) => void;
+  readonly #over: () => void;
+  #extension: AbortController | undefined;
+
+  /**
+   * @param soon called a little before the end, which comes at the clock time `by` unless it is put off
+   * @param over called at the end
+   */
+  constructor(
+    clock: Clock,
+    { timeoutMs, maxMs }: { timeoutMs: number; maxMs: number },
+    stop: AbortSignal,
+    soon: (by: number) => void,
+    over: () => void,
+  ) {
+    this.#clock = clock;
+    this.#timeoutMs = timeoutMs;
+    this.#maxMs = maxMs;
+    this.#stop = stop;
+    this.#soon = soon;
+    this.#over = over;
+    this.begun = clock.now();
+    this.deadline = this.begun + timeoutMs;
+    void this.#endAfter(timeoutMs, stop, () => !this.#extension);
+  }
+
+  /** Puts the end off: `ms` from now, and never more than the most in all. */
+  extend(ms: number): void {
+    if (!this.#extension) void this.#endAfter(this.#maxMs - this.#timeoutMs, this.#stop);
+    this.#extension?.abort(OVER);
+    this.#extension = new AbortController();
+    void this.#endAfter(ms, this.#extension.signal);
+    this.deadline = this.#clock.now() + ms;
+  }
+
+  /** Nothing is waited for any more. */
+  stop(): void {
+    this.#extension?.abort(OVER);
+  }
+
+  async #endAfter(ms: number, signal: AbortSignal, counts: () => boolean = () => true): Promise<void> {
+    const clock = this.#clock;
+    try {
+      const lookMs = Math.min(LOOK_MS, ms / 4);
+      await clock.sleep(ms - lookMs, signal);
+      if (!counts()) return;
+      this.#soon(clock.now() + lookMs);
+      await clock.sleep(lookMs, signal);
+    } catch {
+      return;
+    }
+    if (counts()) this.#over();
+  }
+}
+
+class Conversation implements Waiting {
+  readonly #t: Transport;
+  readonly #asked: Asked;
+  readonly #signer: Signer;
+  readonly #o: CallOptions;
+  readonly #handling: Handling;
+  readonly #timeoutMs: number;
+  /** Characters that the request takes of a message. */
+  readonly #chars: number;
+  readonly #retries: number;
+  /** Aborts with what ends the conversation otherwise than it should. */
+  readonly #stop: AbortController;
+  readonly #forget: () => void;
+  readonly #patience: Patience;
+  /** Resolves once the answer was taken. */
+  readonly #finished: Promise<void>;
+  #finish!: () => void;
+  /** Known once the identity is that names the mailbox. */
+  #line!: Line;
+  #room: string;
+  #id: string;
+  #text = '';
+  #isShared = false;
+  #attempt = 0;
+  /** Ends the pause before the next attempt. */
+  #pause: AbortController | undefined;
+  #isLost = false;
+  #isAnew = false;
+  #sent: Sent | undefined;
+  /** What is the matter if no answer comes: a write of which nothing is known, a key that may not answer and did, what the mailbox’s server says of itself. */
+  #doubt: unknown;
+  #impostor: TechnocoreError | undefined;
+  #seen: Presence | undefined;
+  /** Spilled answers that were looked at, by who sent them. */
+  readonly #spilled = new Map<string, number>();
+
+  constructor(t: Transport, asked: Asked, signer: Signer, o: CallOptions, handling: Handling) {
+    this.#t = t;
+    this.#asked = asked;
+    this.#signer = signer;
+    this.#o = o;
+    this.#handling = handling;
+    this.#timeoutMs = o.timeoutMs ?? TIMEOUT_MS;
+    this.#retries = o.retry ?? 0;
+    this.#room = isChannel(asked.to) ? asked.to.room : asked.to;
+    this.#id = o.id ?? '';
+    this.#chars = shortestOf(asked, signer, o, handling.spills ?? false);
+    const { stop, forget } = following(o.signal);
+    this.#stop = stop;
+    this.#forget = forget;
+    const { signal } = stop;
+    this.#finished = new Promise<void>((resolve, reject) => {
+      this.#finish = resolve;
+      signal.addEventListener('abort', () => reject(signal.reason), { once: true });
+    });
+    this.#finished.catch(() => {});
+    const maxMs = handling.maxMs ?? this.#timeoutMs * MAX_TIMES;
+    this.#patience = new Patience(
+      t.clock,
+      { timeoutMs: this.#timeoutMs, maxMs },
+      signal,
+      (by) => void this.#lookFor(by),
+      () => this.#stop.abort(this.#doubt ?? this.#timeout()),
+    );
+  }
+
+  async run(): Promise<void> {
+    const { to, method, params } = this.#asked;
+    const [t, o, { signal }] = [this.#t, this.#o, this.#stop];
+    const ends = [this.#forget];
+    try {
+      const line = await orAbort(lineOf(t, to, params, this.#signer, { ...o, signal }), signal);
+      const { channel, inbox, replyTo } = line;
+      this.#line = line;
+      this.#room = channel.room;
+      this.#isShared = o.batch === true && replyTo !== undefined && isBatchable(method, params);
+      // Answers are as long as their requests, for all that is known.
+      ends.push(await inbox.enter(channel, this.#isShared ? this.#chars / MAX_TEXT : 1, signal));
+      const id = this.#id || inbox.mint(this.#signer, line.epoch());
+      this.#id = id;
+      const request = rpcRequest(id, method, addressed(params, replyTo, channel.spill !== undefined));
+      this.#text = this.#handling.spills
+        ? await orAbort(shortened(channel, request, replyTo), signal)
+        : encodeWithin(request, limitOf(channel));
+      inbox.wait(id, this);
+      ends.push(() => inbox.forget(id));
+      this.#handling.begin?.(id);
+      // Where the answer is written out of our own budget, it counts from now on.
+      if (!this.#isShared && replyTo !== undefined && isServedHere(t, this.#room)) {
+        ends.push(budgetOf(t, 'write').announce(`to ${replyTo}`));
+      }
+      await this.#ask();
+    } catch (cause) {
+      const reason = signal.aborted ? signal.reason : cause;
+      const isTimeout = TechnocoreError.is(reason) && reason.code === 'call_timeout';
+      if (isTimeout && !isChannel(to)) doubtMailbox(t, o.replyTo!, this.#signer);
+      throw reason;
+    } finally {
+      this.#stop.abort(OVER);
+      this.#patience.stop();
+      for (const end of ends.reverse()) end();
+    }
+  }
+
+  /** Writes the request, again where that is wanted and no answer comes, until it is answered. */
+  async #ask(): Promise<void> {
+    const { clock, onEvent } = this.#t;
+    const [room, id] = [this.#room, this.#id];
+    // The service takes five copies of a text a minute, from anybody.
+    const interval = Math.max(this.#timeoutMs / (this.#retries + 1), this.#retries > 4 ? 15_000 : 0);
+    for (; this.#attempt <= this.#retries; this.#attempt++) {
+      try {
+        const sending = this.#send();
+        sending.catch(() => {});
+        // The answer may be here before the word that the request arrived; and that may never come.
+        const arrived = await Promise.race([sending, this.#finished]);
+        if (!arrived) return;
+        this.#sent = arrived;
+        this.#doubt = undefined;
+      } catch (cause) {
+        // It may have arrived all the same: the answer would tell.
+        if (TechnocoreError.is(cause) && cause.code === 'may_have_landed') this.#doubt = cause;
+        else if (this.#attempt === 0 || this.#stop.signal.aborted) throw cause;
+        else onEvent({ kind: 'retry', room, id, cause, afterMs: interval });
+      }
+      if (this.#attempt === 0) this.#handling.written?.();
+      if (this.#attempt === this.#retries) break;
+      const pause = new AbortController();
+      this.#pause = pause;
+      if (this.#isLost) pause.abort(OVER);
+      this.#isLost = false;
+      const slept = clock.sleep(interval, pause.signal).catch(() => {});
+      const over = await Promise.race([slept, this.#finished.then(() => true)]).finally(() => pause.abort(OVER));
+      if (over === true) return;
+      onEvent({ kind: 'retry', room, id, afterMs: 0 });
+    }
+    await this.#finished;
+  }
+
+  #send(): Promise<Sent> {
+    const { channel, replyTo } = this.#line;
+    const now = this.#t.clock.now();
+    const end = Math.min(this.#patience.deadline, now + this.#timeoutMs);
+    // Where it is late already, the answer gets half of what is left.
+    const by = end - Math.min(this.#timeoutMs * ANSWER_SHARE, ANSWER_MS, (end - now) / 2);
+    const how = { signal: this.#stop.signal, deadline: by };
+    if (!this.#isShared) return channel.send(this.#text, how);
+    return sendBatched(this.#t, `${this.#signer.did} ${this.#room} ${replyTo}`, channel, this.#text, how);
+  }
+
+  /** Signs and sends the request anew: our clock is behind, and the server too young to know what else we signed then. */
+  async #sendAnew(nonce: string): Promise<void> {
+    const { clock, onEvent } = this.#t;
+    const [room, id] = [this.#room, this.#id];
+    this.#isAnew = true;
+    onEvent({ kind: 'retry', room, id, afterMs: 0, nonce });
+    try {
+      await this.#signer.raiseNonce(room, nonce, clock);
+      this.#sent = await this.#send();
+    } catch (cause) {
+      // Of what was sent meanwhile, an answer may still come.
+      if (this.#attempt === 0) this.#stop.abort(cause);
+      else onEvent({ kind: 'retry', room, id, cause, afterMs: 0 });
+    }
+  }
+
+  // --- what comes
+
+  take(frame: JsonObject, kind: 'response' | 'notification' | 'spilled', from: string, at?: number): void {
+    const [room, line] = [this.#room, this.#line];
+    if (from === line.channel.self) return;
+    // Another call may have pinned it meanwhile.
+    line.peer ??= line.pins.get(room);
+    if (line.peer !== undefined && from !== line.peer) {
+      if (kind === 'notification') return;
+      this.#t.onEvent({ kind: 'refused', id: this.#id, room, from, reason: 'an answer from another key' });
+      this.#impostor = new TechnocoreError('other_key', `${from} answered, and only ${line.peer} may (option peer)`);
+      return;
+    }
+    if (kind === 'spilled') return void this.#unspill(frame, from);
+    const nonce = kind === 'response' && !this.#isAnew ? nonceAsked(frame, this.#t.clock.now(), at) : undefined;
+    if (nonce !== undefined) return void this.#sendAnew(nonce);
+    try {
+      const taken = this.#handling.take(frame, kind);
+      if (taken === undefined) return;
+      // A sign of life proves nothing: whoever read the request can send one.
+      if (taken !== 'alive') pin(line, from);
+      if (taken === 'done') this.#finish();
+      else this.#patience.extend(taken === 'alive' ? this.#timeoutMs : taken);
+    } catch (cause) {
+      this.#stop.abort(cause);
+    }
+  }
+
+  /** What the answer was is lost to us. The kept one comes for the same request; without another try it is an error. */
+  lost(cause: unknown): void {
+    this.#isLost = true;
+    if (this.#attempt < this.#retries) this.#pause?.abort(OVER);
+    else this.#stop.abort(cause);
+  }
+
+  fail(cause: unknown): void {
+    this.#stop.abort(cause);
+  }
+
+  async #unspill(frame: JsonObject, from: string): Promise<void> {
+    const { channel, peer } = this.#line;
+    const [room, id, { signal }] = [this.#room, this.#id, this.#stop];
+    const count = this.#spilled.get(from) ?? 0;
+    // What others send takes nothing from the one whose answer it is.
+    if (!channel.spill || count >= MAX_SPILLED_FRAMES || (count === 0 && this.#spilled.size >= MAX_SPILLERS)) return;
+    this.#spilled.set(from, count + 1);
+    try {
+      const text = await channel.spill.get(frame[FRAME_MEMBER]!, signal);
+      const answer = isDeep(text) ? undefined : decode(text);
+      if (classify(answer) !== 'response' || (answer as JsonObject)['id'] !== id) {
+        throw new TechnocoreError('spill_lost', 'what was spilled is not the answer');
+      }
+      this.#t.onEvent({ kind: 'spilled', id, room, from, chars: text.length });
+      this.take(answer as JsonObject, 'response', from);
+    } catch (cause) {
+      if (signal.aborted) return;
+      this.#t.onEvent({ kind: 'refused', id, room, from, reason: 'a spilled answer that cannot be read', cause });
+      if (from === peer) this.lost(cause);
+      // While anybody may answer, another one still may.
+      else this.#doubt ??= cause;
+    }
+  }
+
+  // --- what if nothing comes
+
+  /** What the server says of itself, for the error that is due soon. */
+  async #lookFor(by: number): Promise<void> {
+    const line: Line | undefined = this.#line;
+    if (line?.replyTo !== undefined) this.#seen = await presenceOf(this.#t, this.#room, line.peer, by);
+  }
+
+  #timeout(): CallTimeout {
+    const now = this.#t.clock.now();
+    const failure = healthOf(this.#t).failure ?? this.#impostor;
+    const [reason, hint] = failure ? (['no-answer', failure.message] as const) : this.#why(now);
+    const said = this.#sent ? hint : `the request was not sent yet; ${hint}`;
+    const afterMs = Math.max(now - this.#patience.begun, this.#timeoutMs);
+    return new CallTimeout(this.#room, this.#id, afterMs, reason, said, failure);
+  }
+
+  #why(now: number): [CallTimeout['reason'], string] {
+    const seen = this.#seen;
+    const line: Line | undefined = this.#line;
+    if (seen) {
+      const at = new Date(seen.at).toISOString();
+      if (seen.validMs === 0) return ['no-server', `its server, ${seen.did}, ended at ${at}; ${AGAIN}`];
+      if (!isThere(seen, now)) {
+        return ['no-server', `its server, ${seen.did}, was last there at ${at}; ${AGAIN}`];
+      }
+      return ['no-answer', `its server, ${seen.did}, was there at ${at}, and did not answer in time: ${PATIENCE}`];
+    }
+    if (line?.pins.has(this.#room)) {
+      return ['no-answer', `it answered earlier; whether a server is there now is not known: ${PATIENCE}`];
+    }
+    if (this.#sent?.alone) {
+      return [
+        'no-room',
+        `nobody else had written to that room: check its name, and whether its server was ever started; ${AGAIN}, for one that starts later`,
+      ];
+    }
+    return ['no-answer', `whether a server is there is not known: ${PATIENCE}`];
+  }
+}
+
+/** What a caller can do about a server that is slow, or not there yet. */
+const AGAIN = 'the option retry asks again';
+const PATIENCE = `the option timeoutMs gives it more time, and ${AGAIN}`;
+
+/**
+ * The nonce above which a server wants the same request signed, which it refused because it may be old.
+ *
+ * @param at when the refusal came, ms: a server began before that, so a later nonce is somebody's who wants us to sign ahead
+ */
+function nonceAsked({ error }: JsonObject, now: number, at: number = now): string | undefined {
+  const { code, data } = isObject(error) ? error : {};
+  const nonce = code === INTERRUPTED && isObject(data) ? data['nonce'] : undefined;
+  return typeof nonce === 'string' && /^\d{13}$/.test(nonce) && Number(nonce) <= Math.min(at, now + MAX_AHEAD_MS)
+    ? nonce
+    : undefined;
+}

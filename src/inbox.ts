@@ -1,0 +1,172 @@
+/**
+ * Inboxes: all conversations whose answers come through one channel, or into one reply room, listen there together.
+ *
+ * @module
+ */
+import { toBase64url } from './bytes.ts';
+import type { Channel, Incoming, Listener } from './channel.ts';
+import { OVER } from './clock.ts';
+import { classify, type JsonObject } from './dispatch.ts';
+import { type RingGap, TechnocoreError } from './errors.ts';
+import { decode, isObject } from './frames.ts';
+import { orAbort, sharedOf, type Transport } from './http.ts';
+import { fingerprint, isDid } from './names.ts';
+import type { Signer } from './signer.ts';
+import { FRAME_MEMBER } from './spill.ts';
+
+/** One conversation as the inbox knows it. */
+export interface Waiting {
+  /** A response with its id, or any notification. */
+  take(frame: JsonObject, kind: 'response' | 'notification' | 'spilled', from: string, at?: number): void;
+  lost(gap: RingGap): void;
+  fail(cause: unknown): void;
+}
+
+/** All conversations whose answers come through one channel. */
+export class Inbox {
+  /** In the ids that we mint: unlike that of any other client, also of an earlier run. */
+  readonly tag: string;
+  readonly #t: Transport;
+  readonly #waiting = new Map<string, Waiting>();
+  #count = 0;
+  #users = 0;
+  /** Messages in which their answers are likely to come. */
+  #due = 0;
+  #session: Session | undefined;
+
+  constructor(t: Transport) {
+    this.#t = t;
+    this.tag = toBase64url(t.random(6));
+  }
+
+  mint(key: Signer, epoch: number): string {
+    return `${key.fingerprint}.${this.tag}.${epoch}.${++this.#count}`;
+  }
+
+  /**
+   * Resolves once no later answer can be missed; the first user starts to listen, the last to leave ends it.
+   *
+   * @param share of a message that the answer is likely to take, at most 1
+   */
+  async enter(channel: Channel, share: number, signal: AbortSignal): Promise<() => void> {
+    this.#users++;
+    this.#due += share;
+    let inside = true;
+    const leave = (): void => {
+      if (!inside) return;
+      inside = false;
+      this.#due -= share;
+      if (--this.#users > 0) return;
+      this.#session?.stop();
+      this.#session = undefined;
+    };
+    try {
+      await orAbort((this.#session ??= this.#listen(channel)).ready, signal);
+      return leave;
+    } catch (cause) {
+      leave();
+      throw cause;
+    }
+  }
+
+  /** Begins to listen; what an earlier listening, not over yet, still hears does not count. */
+  #listen(channel: Channel): Session {
+    const stop = new AbortController();
+    let session: Session | undefined;
+    const isCurrent = (): boolean => this.#session === session;
+    const listener: Listener = {
+      message: (m) => isCurrent() && this.#message(m),
+      gap: (gap) => {
+        if (isCurrent()) for (const waiting of [...this.#waiting.values()]) waiting.lost(gap);
+      },
+      end: (cause) => {
+        if (!isCurrent()) return;
+        this.#session = undefined;
+        for (const waiting of [...this.#waiting.values()]) waiting.fail(cause);
+      },
+      expects: () => Math.min(Math.ceil(this.#due), this.#users),
+    };
+    const ready = channel.listen(listener, stop.signal);
+    session = {
+      ready,
+      stop() {
+        stop.abort(OVER);
+        ready.then(
+          (end) => end(),
+          () => {},
+        );
+      },
+    };
+    ready.catch(() => {
+      if (isCurrent()) this.#session = undefined;
+    });
+    return session;
+  }
+
+  wait(id: string, waiting: Waiting): void {
+    if (this.#waiting.has(id)) throw new TechnocoreError('duplicate_id', 'another call with this id still waits');
+    this.#waiting.set(id, waiting);
+  }
+
+  forget(id: string): void {
+    this.#waiting.delete(id);
+  }
+
+  #message(m: Incoming): void {
+    const frame = m.from === '' ? undefined : decode(m.text);
+    if (!frame) return;
+    for (const member of Array.isArray(frame) ? frame : [frame]) {
+      const kind = isObject(member) && member[FRAME_MEMBER] !== undefined ? 'spilled' : classify(member);
+      if (kind === 'response' || kind === 'spilled') {
+        const { id } = member as JsonObject;
+        const waiting = typeof id === 'string' ? this.#waiting.get(id) : undefined;
+        if (waiting) waiting.take(member as JsonObject, kind, m.from, m.at);
+        else if (typeof id === 'string' && id.split('.')[1] === this.tag) {
+          this.#t.onEvent({ kind: 'late', id, from: m.from, answer: member });
+        }
+      } else if (kind === 'notification') {
+        for (const waiting of [...this.#waiting.values()]) waiting.take(member as JsonObject, kind, m.from);
+      }
+    }
+  }
+}
+
+/** One time of listening. */
+interface Session {
+  ready: Promise<() => void>;
+  stop(): void;
+}
+
+/**
+ * Whether a key may ask under an id: those that {@link call} mints name the key that does. Otherwise anybody could copy an
+ * id out of a mailbox and have a question of his own answered to whoever waits for it.
+ *
+ * @internal
+ */
+export function mayUseId(did: string, id: unknown): boolean {
+  const minted = typeof id === 'string' ? /^([0-9a-f]{16})\.[\w-]{8}\.\d+\.\d+$/.exec(id) : null;
+  // Where identities are no DIDs, on a channel of two, there is nobody else.
+  return minted === null || !isDid(did) || minted[1] === fingerprint(did);
+}
+
+const INBOXES = {};
+const channelInboxes = new WeakMap<Channel, Inbox>();
+/** Reply rooms remembered: a client has one. */
+const MAX_INBOXES = 256;
+
+/** The inbox of a channel, or of all channels with one reply room. */
+export function inboxOf(t: Transport, at: Channel | string): Inbox {
+  if (typeof at !== 'string') {
+    let inbox = channelInboxes.get(at);
+    if (!inbox) channelInboxes.set(at, (inbox = new Inbox(t)));
+    return inbox;
+  }
+  const inboxes = sharedOf(t, INBOXES, () => new Map<string, Inbox>());
+  let inbox = inboxes.get(at);
+  if (!inbox) {
+    // An inbox in use lives on with its users; only what it would have had in common with later calls is lost.
+    if (inboxes.size >= MAX_INBOXES) inboxes.delete(inboxes.keys().next().value!);
+    inboxes.set(at, (inbox = new Inbox(t)));
+  }
+  return inbox;
+}
