@@ -60,6 +60,8 @@ export const MAX_WAIT_MS = 30_000;
 const PATIENCE_MS = 500;
 /** Most bytes of one answer. A relay has no paging: it returns all that was not acknowledged. */
 const MAX_ANSWER = 1 << 26;
+/** Most frames that are taken of one answer, so that none holds the program up: the rest is asked for again, behind them. */
+const MAX_FRAMES = 16_384;
 
 const REFUSALS = {
   'no-channel': 'the relay does not know the channel (any more)',
@@ -170,7 +172,7 @@ function framesOf(channel: ChannelID, text: string): Frame[] {
   const frames = answerOf(text)['frames'] ?? [];
   // Exact integers arrive as strings, so a seq that came as a string must be told by its quotes.
   if (!Array.isArray(frames) || /"seq"\s*:\s*"/.test(text)) throw unreadable();
-  return frames.map((frame: unknown) => {
+  return frames.slice(0, MAX_FRAMES).map((frame: unknown) => {
     const { seq, type, payload }: Record<string, unknown> = isObject(frame) ? frame : {};
     const text = payload ?? '';
     const bytes = typeof text === 'string' ? fromBase64(text) : undefined;

@@ -105,6 +105,9 @@ const MAX_PAYLOAD = 65_535;
 /** Pause after a read that was answered early with nothing new, ms: first, and at most. */
 const PAUSE_MS = [100, 5000] as const;
 
+/** The least that a resumed session skips of its seqs. */
+const RESUMED: bigint = 1n << 40n;
+
 const GREETING: Uint8Array = /* @__PURE__ */ marshalHandshakePayload({ capabilities: {} });
 
 /** All that a session knows and a process cannot find out again: what `save` writes. */
@@ -494,11 +497,12 @@ export class Session implements Channel {
     const plain = marshalMessage(message);
     let seq = this.#s.seq + 1n;
     if (this.#resumed) {
+      const { clock, random } = this.#http;
+      const chance = (bits: number): bigint => BigInt(Math.floor(randomFloat(random) * 2 ** bits));
       // The time, and 20 random bits: above whatever a copy of the state may have spent.
-      const fresh =
-        (BigInt(Math.floor(this.#http.clock.now())) << 20n) +
-        BigInt(Math.floor(randomFloat(this.#http.random) * 2 ** 20));
-      if (fresh > seq) seq = fresh;
+      const fresh = (BigInt(Math.floor(clock.now())) << 20n) + chance(20);
+      // A clock that was set back since then tells nothing; the next seq might be that of each copy.
+      seq = fresh > seq ? fresh : seq + RESUMED + chance(40);
       this.#resumed = false;
     }
     this.#s.seq = seq;
@@ -641,7 +645,7 @@ export class Session implements Channel {
     if (seq > floor + 1n) {
       onEvent({ kind: 'gap', expected: `${floor + 1n}`, got: `${seq}` });
       // So many cannot be lost: the other end was resumed, which need not have cost anything.
-      if (seq - floor < 2n ** 40n) {
+      if (seq - floor < RESUMED) {
         const gap = new RingGap(this.room, Number(floor + 1n), Number(seq), 'overflow');
         this.#tell((listener) => listener.gap(gap));
       }

@@ -246,6 +246,7 @@ describe('parseExact', () => {
 
   test('an escaped name is the same name', () => {
     expect(parseExact('{"\\u006eonce":12345678901234567890}', 'nonce')).toEqual({ nonce: '12345678901234567890' });
+    expect(parseExact('{"\\u006Eonce":12345678901234567890}', 'nonce')).toEqual({ nonce: '12345678901234567890' });
     expect(parseExact('{"n\\u006f\\u006ece":1,"no\\nce":2}', 'nonce')).toEqual({ nonce: '1', 'no\nce': 2 });
   });
 

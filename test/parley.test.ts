@@ -647,6 +647,23 @@ describe('receiving', () => {
     expect(A.events.filter((e) => e.kind === 'skipped').length).toBe(255);
   });
 
+  test('of an answer with more frames than anybody can have sent only so many are looked at, and the rest is read after them', async () => {
+    const all = Array.from({ length: 40_000 }, (_, i) => `{"seq":${i + 1},"type":2,"payload":""}`);
+    const fetch = async (url: unknown) =>
+      new Response(`{"frames":[${all.slice(Number(/after=(\d+)/.exec(`${url}`)![1]))}]}`);
+    const relay = new HttpRelay('http://relay', { fetch });
+    const seat = { channel: new Uint8Array(16), token: 'x' };
+    const counts: number[] = [];
+    let after = 0n;
+    for (let frames = await relay.recv(seat, after, 0); frames.length; frames = await relay.recv(seat, after, 0)) {
+      expect(frames[0]!.seq).toBe(after + 1n);
+      counts.push(frames.length);
+      after = frames.at(-1)!.seq;
+    }
+    expect(after).toBe(40_000n);
+    expect(counts).toEqual([16_384, 16_384, 7232]);
+  });
+
   test('data that overtakes the handshake is read after it', async () => {
     const { fetch } = createLocalService();
     const A = new End(Identity.generate(), fetch);
@@ -970,6 +987,19 @@ describe('saving and resuming', () => {
       for (const [n, session] of sessions.entries()) await session.send(`${n} ${i}`);
     }
     expect(new Set(A.relay.sent.map((f) => f.seq)).size).toBe(40);
+  });
+
+  test('nor where the clock was set back between one time and the next', async () => {
+    const { A, B } = await connected();
+    const first = await resumed(A);
+    await first.send('1');
+    const state = first.save();
+    const clock = { now: () => 1000, sleep: () => Promise.resolve() };
+    A.relay.sent = [];
+    for (let i = 0; i < 8; i++) await (await resumed(A, state, { clock })).send(`2, said by copy ${i}`);
+    await first.send('2, said by the first');
+    expect(new Set(A.relay.sent.map((f) => f.seq)).size).toBe(9);
+    expect((await texts(B))[0]).toBe('1');
   });
 
   test('a pending opener and a pending joiner go on', async () => {
