@@ -4,7 +4,7 @@
  *
  * @module
  */
-import { isInterrupted, isTerminal } from './a2a-states.ts';
+import { isInterrupted, isTerminal, STATES } from './a2a-states.ts';
 import type { A2AStatus, A2ATaskView } from './a2a-types.ts';
 import type { Clock } from './clock.ts';
 import { systemClock } from './clock.ts';
@@ -254,10 +254,21 @@ class FileStore extends MemoryStore implements Journaled {
 
 const lineOf = ({ owner, task, requests }: A2ARecord): Json => ({ owner, task, requests: [...requests] });
 
+const isText = (value: unknown): boolean => typeof value === 'string';
+const isListOrNone = (value: unknown): boolean => value === undefined || Array.isArray(value);
+
+/** Of the form that we write, as far as it is worked with: of another one nobody could tell what becomes of it. */
 function isRecord(line: unknown): line is A2ARecord {
-  if (!isObject(line) || typeof line['owner'] !== 'string' || !Array.isArray(line['requests'])) return false;
-  const { task } = line;
-  return isObject(task) && typeof task['id'] === 'string' && isObject(task['status']);
+  const { owner, requests, task } = isObject(line) ? line : {};
+  if (!isText(owner) || !Array.isArray(requests) || !requests.every(isText) || !isObject(task)) return false;
+  const { id, contextId, status, history, artifacts } = task;
+  return (
+    isText(id) &&
+    (contextId === undefined || isText(contextId)) &&
+    isObject(status) &&
+    STATES.has(status['state']) &&
+    [history, artifacts].every(isListOrNone)
+  );
 }
 
 /**

@@ -184,7 +184,16 @@ describe('after a restart', () => {
     const cut = await a2aFileStore(file);
     expect(await ids(cut, 'ann')).toEqual(['a']);
     await cut.close?.();
-    for (const line of ['7', '{"owner":"x"}', '{"owner":7,"requests":[],"task":{}}', 'nonsense']) {
+    const task = (o: object) => ({ id: 'c', status: { state: 'TASK_STATE_WORKING' }, ...o });
+    const odd = [
+      { task: task({ history: 5 }) },
+      { task: task({ artifacts: {} }) },
+      { task: task({ contextId: 7 }) },
+      { task: task({ status: { state: 'TASK_STATE_DREAMING' } }) },
+      { task: task({ status: {} }) },
+      { task: task({}), requests: ['r', {}] },
+    ].map((o) => JSON.stringify({ owner: 'x', requests: [], ...o }));
+    for (const line of ['7', '{"owner":"x"}', '{"owner":7,"requests":[],"task":{}}', 'nonsense', ...odd]) {
       const damaged = text.replace('\n', `\n${line}\n`);
       writeFileSync(file, damaged);
       expect(await failure(() => a2aFileStore(file))).toMatchObject({

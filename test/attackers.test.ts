@@ -11,7 +11,7 @@ import { setNote } from '../src/notes.ts';
 import { read } from '../src/rooms.ts';
 import { serve } from '../src/serve.ts';
 import { Signer } from '../src/signer.ts';
-import { FRAME_MEMBER } from '../src/spill.ts';
+import { FRAME_MEMBER, type SpillRef } from '../src/spill.ts';
 import { PROFILES, type Profile, requestFrame, type World, world } from './support.ts';
 
 // One who means it: with keys, time, and everything that was ever said.
@@ -229,6 +229,19 @@ test('spilled junk of strangers does not use up what is read of the true answer'
   await w.run(ended);
 });
 
+const DEEP = `${'['.repeat(12_000)}${']'.repeat(12_000)}`;
+
+/** Puts a text into notes as ours are, and whatever it is. */
+async function spilledByHand(w: World, text: string): Promise<SpillRef> {
+  const bytes = Buffer.from(text);
+  const keys: string[] = [];
+  for (let at = 0; at < bytes.length; at += 6000) {
+    keys.push(`k${keys.length}`);
+    await w.run(setNote('p-deep', keys.at(-1)!, bytes.subarray(at, at + 6000).toString('base64url'), w.o));
+  }
+  return { ns: 'p-deep', keys, bytes: bytes.length, sha256: createHash('sha256').update(bytes).digest('hex') };
+}
+
 test('an answer nested ten thousand deep is no answer, and nothing is thrown that is not ours', async () => {
   const w = world();
   const bob = Signer.generate();
@@ -253,17 +266,31 @@ test('an answer nested ten thousand deep is no answer, and nothing is thrown tha
   });
   tool.catch(() => {});
   await w.until(() => id);
-  const text = `{"jsonrpc":"2.0","id":${JSON.stringify(id)},"result":{"resultType":${'['.repeat(12_000)}${']'.repeat(12_000)}}}`;
-  const bytes = Buffer.from(text);
-  const keys: string[] = [];
-  for (let at = 0; at < bytes.length; at += 6000) {
-    keys.push(`k${keys.length}`);
-    const chunk = bytes.subarray(at, at + 6000).toString('base64url');
-    await w.run(setNote('p-deep', keys.at(-1)!, chunk, w.o));
-  }
-  const ref = { ns: 'p-deep', keys, bytes: bytes.length, sha256: createHash('sha256').update(bytes).digest('hex') };
+  const ref = await spilledByHand(w, `{"jsonrpc":"2.0","id":${JSON.stringify(id)},"result":{"resultType":${DEEP}}}`);
   await w.run(bob.say(MINE, JSON.stringify({ jsonrpc: '2.0', id: id!, [FRAME_MEMBER]: ref }), w.o));
   await expect(w.run(tool)).rejects.toMatchObject({ code: 'spill_lost' });
+  stop.abort();
+  await w.run(ended);
+});
+
+test('a request nested as deep runs nothing, and is answered', async () => {
+  const w = world();
+  const ran: unknown[] = [];
+  const stop = new AbortController();
+  const bob = Signer.generate();
+  const methods = new Map<string, Handler>([['run', (params) => void ran.push(params)]]);
+  const ended = serve(BOX, bob, { ...w.o, methods, spill: true, signal: stop.signal });
+  await w.clock.advance(100);
+  const eve = Signer.generate();
+  await w.run(eve.say(MINE, 'mine', w.o));
+  const meta = { _meta: { 'chat.technocore/reply': MINE } };
+  const ref = await spilledByHand(w, `{"jsonrpc":"2.0","id":1,"method":"run","params":{"deep":${DEEP}}}`);
+  await w.run(eve.say(BOX, JSON.stringify({ jsonrpc: '2.0', id: 1, params: meta, [FRAME_MEMBER]: ref }), w.o));
+  await w.clock.advance(5000);
+  const { messages } = await w.run(read(MINE, w.o));
+  const answers = messages.filter(({ from }) => from === bob.did).map(({ text }) => JSON.parse(text));
+  expect(answers).toMatchObject([{ id: 1, error: { code: -32603, message: expect.stringContaining('notes') } }]);
+  expect(ran).toEqual([]);
   stop.abort();
   await w.run(ended);
 });
