@@ -1,8 +1,12 @@
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { readdirSync, readFileSync, rmSync, statSync } from 'node:fs';
+import type { TestProject } from 'vitest/node';
 
 const root = new URL('..', import.meta.url).pathname;
+
+/** The command line as it is installed: a few files, which Node loads in half the time that those of `tsc` take it. */
+export const CLI = `${root}dist/node/cli.js`;
 
 const names = (dir: string): string[] => {
   try {
@@ -20,8 +24,16 @@ const newest = (dir: string, ending: string): number =>
       .map((name) => statSync(`${root}${dir}/${name}`).mtimeMs),
   );
 
-/** Tests that start processes of their own run what `tsc` made; it is made once, when the sources are newer. */
-export default function setup(): void {
+/**
+ * Tests that start processes of their own run what was built: all that is stale is made once, before the first of them.
+ * The bundles take some seconds, and so are made only when a file that is to run has something from here.
+ */
+export default function setup({ vitest }: TestProject): void {
+  compile();
+  if (vitest.state.getPaths().some((path) => readFileSync(path, 'utf8').includes("from './build.ts'"))) bundle();
+}
+
+function compile(): void {
   // What a source left behind that is gone would be packed.
   const sources = names('src').map((name) => name.replace(/\.ts$/, ''));
   for (const name of names('dist')) {
@@ -45,7 +57,7 @@ export function sourceDigest(): string {
 }
 
 /** Makes what is bundled, unless the vendored file, which is made last, is that of the sources as they are. */
-export function buildBundles(): void {
+function bundle(): void {
   try {
     if (readFileSync(`${root}dist/vendor/technocore-rpc.js`, 'utf8').includes(sourceDigest())) return;
   } catch {

@@ -19,11 +19,11 @@ import { Args } from '../src/cli-kit.ts';
 import { mcpCommands } from '../src/cli-mcp.ts';
 import { createLocalService, type Listening } from '../src/local.ts';
 import { call, mcpCallTool, Signer } from '../src/technocore-rpc.ts';
+import { CLI } from './build.ts';
 import { FREE, tempDir, until } from './support.ts';
 
 // The command line as it is used: processes of ours between the servers that people run and the clients that hosts have.
 
-const CLI = new URL('../dist/cli.js', import.meta.url).pathname;
 const SPY = new URL('mcp-spy.mjs', import.meta.url).pathname;
 const modules = createRequire(import.meta.url);
 const SERVERS = {

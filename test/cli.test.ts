@@ -7,12 +7,11 @@ import { afterAll, beforeAll, describe, expect, onTestFinished, test, vi } from 
 import { Args, type Command, type Flag, failure, rounded } from '../src/cli-kit.ts';
 import { createLocalService, type Listening } from '../src/local.ts';
 import { RpcError, Signer, say, TechnocoreError, Unavailable } from '../src/technocore-rpc.ts';
-import { buildBundles } from './build.ts';
+import { CLI } from './build.ts';
 import { broken, FREE, tempDir, until } from './support.ts';
 
 // The command line as scripts and people use it: processes of their own, against an embedded service.
 
-const CLI = new URL('../dist/cli.js', import.meta.url).pathname;
 let service: Listening;
 const home = tempDir();
 const children = new Set<ChildProcess>();
@@ -511,8 +510,6 @@ describe('what is asked back', () => {
   const ROOT = new URL('..', import.meta.url).pathname;
   const caller = seeded(42);
 
-  beforeAll(buildBundles);
-
   /** A server of that module in a project of its own. */
   async function served(name: string, install: (modules: string) => Promise<unknown>) {
     const project = join(home, `${name}-${Date.now()}`);
@@ -607,7 +604,7 @@ test('of a module that serves by itself, and so is never loaded, it is said what
 });
 
 test('a module that waits for its own serve() is refused, and ended', async () => {
-  const library = new URL('../dist/technocore-rpc.js', import.meta.url).href;
+  const library = new URL('../dist/node/technocore-rpc.js', import.meta.url).href;
   await writeFile(
     join(home, 'serves.mjs'),
     `import { Signer, serve } from '${library}'; await serve('mb-p-own', Signer.generate());`,

@@ -11,7 +11,7 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { createLocalService, type Listening } from '../src/local.ts';
 import { follow, Signer } from '../src/technocore-rpc.ts';
 import { ENTRIES, extract } from './api/declarations.ts';
-import { buildBundles, sourceDigest } from './build.ts';
+import { sourceDigest } from './build.ts';
 import { FREE, tempDir } from './support.ts';
 
 // What is published: built files, packed, installed and copied as users do it.
@@ -25,7 +25,6 @@ let packed: string[];
 let service: Listening;
 
 beforeAll(async () => {
-  buildBundles();
   service = await createLocalService({ limits: FREE }).listen();
   const args = ['pack', '--ignore-scripts', '--json', '--pack-destination', folder];
   const [made] = JSON.parse((await run('npm', args, { cwd: root })).stdout);

@@ -5,6 +5,7 @@ import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { createLocalService, type Listening } from '../src/local.ts';
 import { follow } from '../src/technocore-rpc.ts';
+import { CLI } from './build.ts';
 import { tempDir } from './support.ts';
 
 const run = promisify(execFile);
@@ -91,7 +92,7 @@ test('every command line is one that there is', async () => {
   for (const line of commands) {
     // As it stands, with all its flags, but asked for its help.
     const own = line.split(' -- ')[0]!;
-    const command = `"${process.execPath}" "${join(root, 'dist', 'cli.js')}" ${own} --help`;
+    const command = `"${process.execPath}" "${CLI}" ${own} --help`;
     const { stdout } = await run('sh', ['-c', command], { cwd: folder });
     const verb = /^[a-z]+(?: (?:open|join|serve|connect)\b)?/.exec(own)![0];
     expect(stdout).toMatch(new RegExp(`^Usage: technocore-rpc ${verb} `));
