@@ -28,7 +28,7 @@ import { type A2ATaskView, badField, checkParams, MAX_STREAMS, STREAM_MS, WAIT_M
 import { toHex } from './bytes.ts';
 import { type Clock, following, later, onAbort, systemClock } from './clock.ts';
 import { type CallContext, type Handler, idempotent, rpcResult, staysOpen } from './dispatch.ts';
-import { RpcError, TechnocoreError } from './errors.ts';
+import { checkObject, RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, type Json } from './frames.ts';
 import { type Options, transportOf } from './http.ts';
 import { isName } from './names.ts';
@@ -112,6 +112,8 @@ class Agent implements A2AAgent, Shop {
   readonly #closing = new AbortController();
 
   constructor(handler: A2AHandler, card: Partial<A2ACardInfo>, o: A2AAgentOptions) {
+    checkObject(card, 'the card');
+    checkObject(o);
     this.handler = handler;
     this.store = o.store ?? a2aMemoryStore();
     this.clock = o.clock ?? systemClock;

@@ -31,7 +31,7 @@ import type { Channel } from './channel.ts';
 import { following } from './clock.ts';
 import { converse } from './conversation.ts';
 import { type JsonObject, METHOD_NOT_FOUND, resultOf } from './dispatch.ts';
-import { type RpcError, TechnocoreError } from './errors.ts';
+import { checkObject, type RpcError, TechnocoreError } from './errors.ts';
 import { compact, isObject, type Json } from './frames.ts';
 import { sharedOf, type Transport, transportOf } from './http.ts';
 import type { CallOptions } from './line.ts';
@@ -185,7 +185,7 @@ function sendParams(message: A2AMessage, o: A2ASendOptions, spelling: Spelling, 
 }
 
 function messageOf(said: string | A2APart[], o: A2ASendOptions): A2AMessage {
-  const { messageId, taskId, contextId, referenceTaskIds, metadata } = o;
+  const { messageId, taskId, contextId, referenceTaskIds, metadata } = checkObject(o);
   return compact({
     messageId: messageId ?? toHex(transportOf(o).random(16)),
     role: 'ROLE_USER' as const,
@@ -213,7 +213,7 @@ const isSettled = ({ status: { state } }: A2ATaskView): boolean => isTerminal(st
  * @throws TechnocoreError `bad_response`: the answer is neither task nor message
  * @throws as {@link call}
  */
-export function a2aSend(
+export async function a2aSend(
   to: string | Channel,
   said: string | A2APart[],
   signer: Signer,
@@ -292,7 +292,8 @@ const isPage: Check<A2APage> = isShaped({
  * @throws as {@link a2aGet}
  */
 export async function a2aList(to: string | Channel, signer: Signer, o: A2AListOptions = {}): Promise<A2APage> {
-  const { contextId, status, pageSize, pageToken, historyLength, statusTimestampAfter, includeArtifacts } = o;
+  const { contextId, status, pageSize, pageToken, historyLength, statusTimestampAfter, includeArtifacts } =
+    checkObject(o);
   const params = { contextId, status, pageSize, pageToken, historyLength, statusTimestampAfter, includeArtifacts };
   return answered(isPage, await call(to, 'ListTasks', compact(params), signer, o));
 }
@@ -353,9 +354,9 @@ export async function* a2aStream(
   signer: Signer,
   o: A2ASendOptions = {},
 ): AsyncGenerator<A2AItem, void> {
+  const { id: _, ...again } = checkObject(o);
   let taskId = isObject(what) ? (what as { taskId: string }).taskId : undefined;
   const message = taskId === undefined ? messageOf(what as string | A2APart[], o) : undefined;
-  const { id: _, ...again } = o;
   let silent = 0;
   for (let isFirst = true; ; isFirst = false) {
     try {

@@ -13,7 +13,7 @@ import { compact, decode, encodeLong, isObject } from './frames.ts';
 import { failureOf, type Options, request, retrying, shownBase, transportOf } from './http.ts';
 import { checkName, fingerprint, isDid, type NotePath, verify } from './names.ts';
 import { getNote, setNote } from './notes.ts';
-import { PATIENCE_MS } from './rooms.ts';
+import { checkSigner, PATIENCE_MS } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
 /** Names this binding of A2A, JSON-RPC frames in rooms, in a card; another one when the binding changes. */
@@ -201,7 +201,7 @@ export function a2aCard03(card: A2ACard): JsonObject {
     securitySchemes: __,
     securityRequirements: ___,
     ...rest
-  } = card;
+  } = a2aCheckCard(card);
   const { extendedAgentCard, ...offered } = capabilities;
   const [first, ...others] = supportedInterfaces;
   return compact({
@@ -238,16 +238,22 @@ function signedText(header: string, { signatures: _, ...card }: A2ACard): string
   return `${header}.${toBase64url(utf8(canonical(card) ?? '{}'))}`;
 }
 
-/** The card with a signature of the DID: a JWS over its canonical form, the DID as `kid`. */
+/** The card with a signature of the DID: a JWS over its canonical form, the DID as `kid`. @throws TechnocoreError `bad_card` */
 export function a2aSignCard(card: A2ACard, signer: Signer): A2ACard {
+  checkSigner(signer);
+  const checked = a2aCheckCard(card);
   const header = toBase64url(utf8(JSON.stringify({ alg: 'EdDSA', kid: signer.did, typ: 'JOSE' })));
-  const signature = { protected: header, signature: signer.sign(signedText(header, card)) };
-  return { ...card, signatures: [...(card.signatures ?? []), signature] };
+  const signature = { protected: header, signature: signer.sign(signedText(header, checked)) };
+  return { ...checked, signatures: [...(checked.signatures ?? []), signature] };
 }
 
 /** Whether a card carries a good signature of a DID. */
 export function a2aVerifyCard(card: A2ACard, did: string): boolean {
-  return (card.signatures ?? []).some(({ protected: header, signature }) => {
+  const { signatures } = isObject(card) ? card : {};
+  if (!Array.isArray(signatures)) return false;
+  return signatures.some((one: unknown) => {
+    const { protected: header, signature } = isObject(one) ? one : {};
+    if (typeof header !== 'string' || typeof signature !== 'string') return false;
     const bytes = fromBase64url(header);
     const { alg, kid } = (decode((bytes && fromUtf8(bytes)) ?? '') ?? {}) as JsonObject;
     return alg === 'EdDSA' && kid === did && verify(did, signature, signedText(header, card));
@@ -270,6 +276,7 @@ export function a2aCardNote(did: string): NotePath {
  * @throws what {@link setNote} throws
  */
 export async function a2aPublishCard(card: A2ACard, signer: Signer, o: Options = {}): Promise<NotePath> {
+  checkSigner(signer);
   const path = a2aCardNote(signer.did);
   await setNote(path.ns, path.key, encodeLong(a2aSignCard(card, signer)), o);
   return path;
@@ -296,7 +303,7 @@ export async function a2aReadCard(from: string, o: Options = {}): Promise<A2ACar
     if (a2aVerifyCard(card, from)) return card;
     throw new TechnocoreError('bad_card', `the card in the note of ${from} has no good signature of that DID`);
   }
-  const { pathname } = new URL(transportOf({ base: from }).base);
+  const { pathname } = new URL(transportOf(o, from).base);
   const paths = pathname === '/' ? PATHS : [''];
   for (const path of paths) {
     const { text, isThere } = await fetched(from, path, o);
@@ -306,7 +313,7 @@ export async function a2aReadCard(from: string, o: Options = {}): Promise<A2ACar
 }
 
 async function fetched(from: string, path: string, o: Options): Promise<{ text: string; isThere: boolean }> {
-  const t = transportOf({ ...o, base: from });
+  const t = transportOf(o, from);
   return retrying(
     t,
     t.clock.now() + PATIENCE_MS,

@@ -12,7 +12,7 @@ import { checkMove, refusal, stateOf, wordOf } from './a2a-states.ts';
 import { toBase64url, toHex, utf8 } from './bytes.ts';
 import { sha256 } from './crypto.ts';
 import { badParams, type CallContext, type Handler, type JsonObject, localOnly } from './dispatch.ts';
-import { BadName, Conflict, TechnocoreError } from './errors.ts';
+import { BadName, Conflict, checkObject, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import { type Clock, type Options, sharedOf, transportOf } from './http.ts';
 import { isName, type NotePath } from './names.ts';
@@ -42,7 +42,7 @@ export function a2aTaskNote(taskId: string, noteBase: string = BASE): NotePath {
   return { ns: `${noteBase}-${print.slice(0, 2)}`, key: print.slice(2) };
 }
 
-const noteOf = (taskId: string, o: A2ANoteOptions): NotePath => a2aTaskNote(taskId, o.noteBase);
+const noteOf = (taskId: string, o: A2ANoteOptions): NotePath => a2aTaskNote(taskId, checkObject(o).noteBase);
 
 const put = (path: NotePath, value: string, o: Options & SetOptions): Promise<void> =>
   setNote(path.ns, path.key, value, o);
@@ -116,6 +116,7 @@ export async function a2aKeep(taskId: string, o: A2ANoteOptions = {}): Promise<b
  * @throws what {@link listNotes} throws
  */
 export async function a2aFindNotes(taskIds: Iterable<string>, o: A2ANoteOptions = {}): Promise<string[]> {
+  if (typeof taskIds?.[Symbol.iterator] !== 'function') throw new BadName(taskIds, 'tasks are a list of ids');
   const wanted = [...taskIds].map((id) => ({ id, ...noteOf(id, o) }));
   const found: string[] = [];
   for (const ns of new Set(wanted.map((one) => one.ns))) {

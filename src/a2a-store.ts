@@ -8,7 +8,7 @@ import { isInterrupted, isTerminal, STATES } from './a2a-states.ts';
 import type { A2AStatus, A2ATaskView } from './a2a-types.ts';
 import type { Clock } from './clock.ts';
 import { systemClock } from './clock.ts';
-import { RpcError } from './errors.ts';
+import { checkObject, RpcError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { Journal, type Journaled } from './journal.ts';
 import { mostFor } from './turns.ts';
@@ -77,7 +77,8 @@ class MemoryStore implements A2AStore {
   readonly #requests = new Map<string, string>();
   #total = 0;
 
-  constructor({ tasks = 65_536, chars = 1 << 26 }: A2AStoreLimits = {}) {
+  constructor(limits: A2AStoreLimits = {}) {
+    const { tasks = 65_536, chars = 1 << 26 } = checkObject(limits, 'the limits');
     this.#tasks = tasks;
     this.#chars = chars;
   }

@@ -82,9 +82,10 @@ export type A2AItem = {
   };
 };
 
-/** The text of a message or an artifact: its text parts, one after the other. */
+/** The text of a message or an artifact: its text parts, one after the other. @throws TechnocoreError `bad_params`: neither */
 export function a2aText(holder: { parts: A2APart[] }): string {
-  return holder.parts.map(({ text }) => text ?? '').join('');
+  if (!Array.isArray(holder?.parts)) throw new TechnocoreError('bad_params', 'a message, or an artifact, has parts');
+  return holder.parts.map((part) => part?.text ?? '').join('');
 }
 
 // --- checks ------------------------------------------------------------------------------------------------------

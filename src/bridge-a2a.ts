@@ -11,7 +11,7 @@ import { checkMailbox } from './channel.ts';
 import { type Clock, onAbort, systemClock } from './clock.ts';
 import { converse } from './conversation.ts';
 import { type CallContext, type Handler, type JsonObject, resultOf, staysOpen } from './dispatch.ts';
-import { BadName, RpcError, TechnocoreError } from './errors.ts';
+import { BadName, checkObject, RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import { orAbort } from './http.ts';
 import type { CallOptions } from './line.ts';
@@ -83,8 +83,9 @@ export interface A2ARequestHandler<Context> {
 export function a2aHandlerMethods<Context>(
   handler: A2ARequestHandler<Context>,
   contextOf: (from: string, call: CallContext) => Context,
-  { clock = systemClock }: { clock?: Clock } = {},
+  o: { clock?: Clock } = {},
 ): Map<string, Handler> {
+  const { clock = systemClock } = checkObject(o);
   const streams = new Seats(MAX_STREAMS);
   const handle = (method: string, params: Json, call: CallContext): Promise<object> =>
     handler.handle({ jsonrpc: '2.0', id: 1, method, params }, contextOf(call.from, call));
@@ -181,7 +182,7 @@ export class RoomTransportFactory<Transport, Card> {
    */
   constructor(jsonRpc: JsonRpcTransportFactory<Transport, Card>, signer: Signer, o: RoomTransportOptions) {
     checkSigner(signer);
-    checkMailbox(o.replyTo);
+    checkMailbox(checkObject(o).replyTo);
     this.#JsonRpc = jsonRpc;
     this.#signer = signer;
     this.#o = o;

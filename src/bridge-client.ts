@@ -106,11 +106,11 @@ export class RoomClientTransport {
    */
   constructor(to: string | Channel, signer: Signer, o: RoomClientOptions = {}) {
     checkSigner(signer);
+    this.#t = transportOf(o);
     if (!isChannel(to)) {
       if (!isDid(to)) checkMailbox(to);
       checkMailbox(replyToOf(o));
     }
-    this.#t = transportOf(o);
     this.#to = to;
     this.#signer = signer;
     this.#o = o;

@@ -103,12 +103,13 @@ export class RoomServerTransport {
     this.#mailbox = mailbox;
     this.#signer = signer;
     this.#o = o;
+    const t = transportOf(o);
     const { drainMs = DRAIN_MS } = o;
     const deliver: Deliver = (message, extra) => {
       if (!this.onmessage) throw new TechnocoreError('no_server', 'nobody listens to this transport');
       this.onmessage(message, extra);
     };
-    this.#layer = new BridgeLayer(transportOf(o), deliver, {
+    this.#layer = new BridgeLayer(t, deliver, {
       drainMs,
       spills: readsSpilled(o),
       perKey: o.allow ? KNOWN_LISTENERS : undefined,

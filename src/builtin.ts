@@ -17,6 +17,7 @@ import {
   dispatch as dispatchBare,
   type Handler,
 } from './dispatch.ts';
+import { checkObject } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import { Joint, sharedOf, type Transport, transportOf } from './http.ts';
 import { defineTool, mcpLayer, toolsChanged } from './mcp.ts';
@@ -227,7 +228,7 @@ export function tool(
   run: ToolHandler,
   o: ToolOptions & { tools?: Map<string, Tool> } = {},
 ): void {
-  const { tools: registry = tools, ...options } = o;
+  const { tools: registry = tools, ...options } = checkObject(o);
   registry.set(name, defineTool(name, description, inputSchema, run, options));
   toolsChanged(registry);
 }
@@ -238,7 +239,7 @@ export function tool(
  * default one, which answers plain JSON-RPC as well, says null there.
  */
 export function createDispatcher(o?: DispatcherOptions): Dispatcher {
-  return createBareDispatcher(o === undefined ? DEFAULTS : { layer: mcpLayer, ...o });
+  return createBareDispatcher(o === undefined ? DEFAULTS : { layer: mcpLayer, ...checkObject(o) });
 }
 
 /**
@@ -248,7 +249,7 @@ export function createDispatcher(o?: DispatcherOptions): Dispatcher {
  * @returns the answer; undefined when nothing goes back
  */
 export function dispatch(frame: unknown, context?: DispatchContext, o?: DispatcherOptions): Promise<Json | undefined> {
-  return dispatchBare(frame, context, o === undefined ? DEFAULTS : { layer: mcpLayer, ...o });
+  return dispatchBare(frame, context, o === undefined ? DEFAULTS : { layer: mcpLayer, ...checkObject(o) });
 }
 
 /**
@@ -260,6 +261,7 @@ export function dispatch(frame: unknown, context?: DispatchContext, o?: Dispatch
  * @throws BadName the room is no mailbox
  * @throws what opening and reading the mailbox throws, where it cannot be waited out
  */
-export function serve(mailbox: string | Channel, signer: Signer, o: ServeOptions = {}): Promise<void> {
+export async function serve(mailbox: string | Channel, signer: Signer, o: ServeOptions = {}): Promise<void> {
+  checkObject(o);
   return serveBare(mailbox, signer, { layer: mcpLayer, ...(o.methods || o.tools ? {} : { methods, tools }), ...o });
 }

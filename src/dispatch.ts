@@ -7,7 +7,7 @@
  *
  * @module
  */
-import { type BadState, RpcError, TechnocoreError } from './errors.ts';
+import { type BadState, checkObject, RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json, MAX_TEXT, stringify } from './frames.ts';
 import type { Clock, Options } from './http.ts';
 import { NEVER } from './turns.ts';
@@ -434,6 +434,7 @@ class JsonRpc implements Dispatcher {
   }
 
   async dispatch(frame: unknown, context: DispatchContext = {}): Promise<Json | undefined> {
+    checkObject(context, 'the context');
     let value = frame;
     if (typeof frame === 'string') {
       try {

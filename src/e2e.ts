@@ -7,7 +7,7 @@
  */
 import { concat, fromBase64url, fromUtf8, isWellFormed, toBase64url, toHex, utf8 } from './bytes.ts';
 import { aesGcm, check32, hkdfSha256, isCanonicalX25519, randomBytes, sha256, x25519 } from './crypto.ts';
-import { BadKey, checkText, DecryptError, FrameTooLong, TechnocoreError } from './errors.ts';
+import { BadKey, checkObject, checkText, DecryptError, FrameTooLong, TechnocoreError } from './errors.ts';
 import { authorOf, drop } from './feed.ts';
 import { MAX_TEXT } from './frames.ts';
 import { type Options, retrying, sharedOf, type Transport, transportOf } from './http.ts';
@@ -47,7 +47,7 @@ function openBox(key: Uint8Array, nonceText: string, boxText: string): Uint8Arra
 
 /** A new X25519 key pair. Keep the private key; offers are sealed to the public one. */
 export function x25519Generate(o: Pick<Options, 'random'> = {}): { privateKey: Uint8Array; publicKey: Uint8Array } {
-  const privateKey = (o.random ?? randomBytes)(KEY_BYTES);
+  const privateKey = (checkObject(o).random ?? randomBytes)(KEY_BYTES);
   return { privateKey, publicKey: x25519(privateKey).publicKey };
 }
 
@@ -79,7 +79,7 @@ export function e2eOffer(
   peer: Uint8Array | string,
   o: Pick<Options, 'random'> & Partial<SealedRoom> = {},
 ): SealedRoom & { offer: string } {
-  const random = o.random ?? randomBytes;
+  const random = checkObject(o).random ?? randomBytes;
   const publicKey = typeof peer === 'string' ? fromBase64url(peer) : peer;
   if (!(publicKey instanceof Uint8Array) || !isCanonicalX25519(publicKey)) {
     throw new BadKey('not an X25519 public key in its only spelling');
@@ -207,7 +207,8 @@ const scratch: Uint8Array = /* @__PURE__ */ new Uint8Array(MAX_SEALED);
 export function e2eSeal(key: Uint8Array, text: string, o: Pick<Options, 'random'> = {}): string {
   if (!isWellFormed(checkText(text, 'the text')))
     throw new TechnocoreError('bad_text', 'a lone surrogate has no UTF-8 form');
-  const [nonce, nonceText] = o.random ? nonceOf(o.random(NONCE_BYTES)) : freshNonce();
+  const { random } = checkObject(o);
+  const [nonce, nonceText] = random ? nonceOf(random(NONCE_BYTES)) : freshNonce();
   const { read, written } = encoder.encodeInto(text, scratch);
   try {
     if (read < text.length) throw tooLong(utf8(text).length);
@@ -242,13 +243,15 @@ export function e2eOpen(key: Uint8Array, line: string): string {
  * Cuts a text into pieces that each fit one sealed line, between code points; joined they are the text.
  *
  * @param bytes most bytes of UTF-8 a piece may have, at least 4
+ * @throws TechnocoreError `bad_option`, `bad_text`
  */
 export function e2eSplit(text: string, bytes: number = MAX_SEALED): string[] {
   const pieces: string[] = [];
   let from = 0;
   let used = 0;
   let at = 0;
-  for (const char of text) {
+  if (!(bytes >= 4)) throw new TechnocoreError('bad_option', 'a piece may have at least 4 bytes');
+  for (const char of checkText(text, 'the text')) {
     const code = char.codePointAt(0)!;
     const size = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x1_0000 ? 3 : 4;
     if (used + size > bytes && used > 0) {

@@ -51,6 +51,17 @@ export function checkText(value: unknown, what: string): string {
   throw new TechnocoreError('bad_text', `${what} must be a string, and is ${kindOf(value)}`);
 }
 
+/**
+ * The value itself, if it is an object and no array, as types alone promise it: as a rule, options.
+ *
+ * @param what what it is of those who call, for the error
+ * @throws TechnocoreError `bad_option`, or the code given
+ */
+export function checkObject<T extends object>(value: T, what: string = 'the options', code: string = 'bad_option'): T {
+  if (kindOf(value) === 'object') return value;
+  throw new TechnocoreError(code, `${what} must be an object, not ${kindOf(value)}`);
+}
+
 /** A text or frame holds more code points than the service stores. Split it, or put it in a note. */
 export class FrameTooLong extends TechnocoreError {
   /** Code points counted, after the sweep. */

@@ -6,7 +6,7 @@
  */
 import { Budget } from './budget.ts';
 import { type Clock, following, later, OVER, onAbort, randomFloat, systemClock } from './clock.ts';
-import { BadName, checkText, HttpError, RateLimited, TechnocoreError, Unavailable } from './errors.ts';
+import { BadName, checkObject, checkText, HttpError, RateLimited, TechnocoreError, Unavailable } from './errors.ts';
 import { isObject } from './frames.ts';
 
 export { type Clock, onAbort, randomFloat, systemClock } from './clock.ts';
@@ -71,12 +71,16 @@ function environmentUrl(): string | undefined {
 /**
  * The transport that options describe.
  *
+ * @param address of the service, in the place of the option `base`
  * @throws BadName `base` is not an http or https address
+ * @throws TechnocoreError `bad_option`: no object
  */
-export function transportOf(o: Options = {}): Transport {
-  const base = checkText(o.base ?? environmentUrl() ?? DEFAULT_BASE, 'the option base').replace(/\/+$/, '');
+export function transportOf(o: Options = {}, address?: string): Transport {
+  checkObject(o);
+  const given = address ?? o.base;
+  const base = checkText(given ?? environmentUrl() ?? DEFAULT_BASE, 'the option base').replace(/\/+$/, '');
   if (!/^https?:\/\/[^\s/?#]+(\/[^\s?#]*)?$/i.test(base) || !URL.canParse(base)) {
-    const where = o.base === undefined ? 'TECHNOCORE_URL' : 'the option base';
+    const where = given === undefined ? 'TECHNOCORE_URL' : 'the option base';
     throw new BadName(shownBase(base), `${where} is the address of a service, like http://127.0.0.1:8080`);
   }
   const fetch = o.fetch ?? globalThis.fetch;

@@ -6,7 +6,7 @@
  */
 import { fromBase64url, toBase64url } from './bytes.ts';
 import { isCanonicalX25519, x25519 } from './crypto.ts';
-import { BadKey, BadNonce, type Conflict, TechnocoreError } from './errors.ts';
+import { BadKey, BadNonce, type Conflict, checkObject, TechnocoreError } from './errors.ts';
 import { compact, MAX_NOTE } from './frames.ts';
 import { backoffMs, type Options, sharedOf, type Transport, transportOf } from './http.ts';
 import { checkName, identityNote, isDid, isName, isNonce, legacyIdentityNote, verify } from './names.ts';
@@ -42,6 +42,7 @@ export function x25519FromText(text: string): Uint8Array | undefined {
  * whoever has the seed can open what is sealed to it.
  */
 export function identityKeys(signer: Signer): { privateKey: Uint8Array; publicKey: Uint8Array } {
+  checkSigner(signer);
   const privateKey = signer.derive('x25519');
   return { privateKey, publicKey: x25519(privateKey).publicKey };
 }
@@ -184,7 +185,7 @@ export async function publishIdentity(
 ): Promise<void> {
   checkSigner(signer);
   const { did } = signer;
-  if (identity.mailbox !== undefined) checkName(identity.mailbox, 'room');
+  if (checkObject(identity, 'the identity').mailbox !== undefined) checkName(identity.mailbox, 'room');
   const given = identity.x25519 ?? identityKeys(signer).publicKey;
   const key = typeof given === 'string' ? given : toBase64url(given);
   if (x25519FromText(key) === undefined) throw new BadKey('not an X25519 public key in its only spelling');

@@ -5,6 +5,7 @@
  *
  * @module
  */
+import { checkObject } from './errors.ts';
 import { isNonce } from './names.ts';
 import { mostFor } from './turns.ts';
 
@@ -151,7 +152,13 @@ export class LedgerState implements Ledger {
   #now: number | undefined;
 
   constructor(limits: LedgerLimits = {}) {
-    this.limits = { windowMs: 600_000, entries: 65_536, chars: 1 << 26, floors: 65_536, ...limits };
+    this.limits = {
+      windowMs: 600_000,
+      entries: 65_536,
+      chars: 1 << 26,
+      floors: 65_536,
+      ...checkObject(limits, 'the limits'),
+    };
   }
 
   /** Number of things held, for those who watch bounds. */

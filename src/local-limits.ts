@@ -3,8 +3,10 @@
  *
  * @module
  */
+
 import { toHex, utf8 } from './bytes.ts';
 import { sha256 } from './crypto.ts';
+import { checkObject } from './errors.ts';
 import { codePoints } from './frames.ts';
 import type { Clock } from './http.ts';
 import type { Profile } from './local-wire.ts';
@@ -98,6 +100,7 @@ export interface Limits {
 
 /** The limits of a profile with the caller's on top: finite, not negative, rates at least 1. */
 export function limitsOf(profile: Profile, own: Partial<Limits> = {}): Limits {
+  checkObject(own, 'the limits');
   const limits: Limits = {
     readsPerMinute: 120,
     writesPerMinute: 30,

@@ -13,7 +13,7 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { AddressInfo, Socket } from 'node:net';
 import { concat, utf8 } from './bytes.ts';
-import { Unavailable } from './errors.ts';
+import { checkObject, Unavailable } from './errors.ts';
 import { systemCode } from './files.ts';
 import { type Clock, systemClock } from './http.ts';
 import { type Limits, type LocalStats, limitsOf, Parking } from './local-limits.ts';
@@ -73,7 +73,7 @@ type Handle = (request: Incoming) => Outgoing | Promise<Outgoing>;
 
 /** Makes a service, empty. */
 export function createLocalService(o: LocalOptions = {}): LocalService {
-  const profile = o.profile ?? 'modern';
+  const profile = checkObject(o).profile ?? 'modern';
   const clock = o.clock ?? systemClock;
   const limits = limitsOf(profile, o.limits);
   const stats: LocalStats = {

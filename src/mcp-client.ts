@@ -10,7 +10,7 @@
 import { toBase64url } from './bytes.ts';
 import { type Channel, isChannel } from './channel.ts';
 import { INVALID_PARAMS, type JsonObject, toJson } from './dispatch.ts';
-import { RpcError, TechnocoreError } from './errors.ts';
+import { checkObject, RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { orAbort, sharedOf, transportOf } from './http.ts';
 import { SERVER_INFO } from './mcp.ts';
@@ -151,7 +151,7 @@ export async function mcpKeepAlive(
   signer: Signer,
   o: McpOptions & { everyMs?: number } = {},
 ): Promise<void> {
-  const { everyMs = KEEPALIVE_MS, id: _, ...options } = o;
+  const { everyMs = KEEPALIVE_MS, id: _, ...options } = checkObject(o);
   const { clock, onEvent } = transportOf(o);
   while (!o.signal?.aborted) {
     let afterMs = everyMs;
@@ -333,7 +333,7 @@ export async function mcpCallTool(
   signer: Signer,
   o: McpCallOptions = {},
 ): Promise<ToolResult> {
-  const { onInput = {}, capabilities } = o;
+  const { onInput = {}, capabilities } = checkObject(o);
   const peer = peerOf(to, signer, { ...o, capabilities: { ...capabilitiesOf(onInput), ...capabilities } });
   const given = args === undefined ? {} : toJson(args);
   if (!isObject(given)) throw new TechnocoreError('bad_params', 'the arguments of a tool are an object');

@@ -7,7 +7,7 @@
 import type { Channel } from './channel.ts';
 import { following } from './clock.ts';
 import type { JsonObject } from './dispatch.ts';
-import { TechnocoreError, Unavailable } from './errors.ts';
+import { checkObject, TechnocoreError, Unavailable } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import { retrying } from './http.ts';
 import { SUBSCRIPTION_ID } from './mcp.ts';
@@ -63,7 +63,7 @@ export async function* mcpListen(
   signer: Signer,
   o: McpListenOptions = {},
 ): AsyncGenerator<Json> {
-  o.signal?.throwIfAborted();
+  checkObject(o).signal?.throwIfAborted();
   const { stop, forget } = following(o.signal);
   const peer = peerOf(to, signer, { ...o, signal: stop.signal, retry: 0 });
   const lists = listsOf(peer);

@@ -8,7 +8,7 @@ import { notify } from './call.ts';
 import type { Channel } from './channel.ts';
 import { converse, type Taken } from './conversation.ts';
 import { type JsonObject, resultOf } from './dispatch.ts';
-import { type RpcError, TechnocoreError } from './errors.ts';
+import { checkObject, type RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { type Transport, transportOf } from './http.ts';
 import type { CallOptions } from './line.ts';
@@ -41,8 +41,9 @@ export interface Peer {
   id: string | undefined;
 }
 
-export function peerOf(to: string | Channel, signer: Signer, { id, ...o }: McpOptions): Peer {
+export function peerOf(to: string | Channel, signer: Signer, options: McpOptions): Peer {
   checkSigner(signer);
+  const { id, ...o } = checkObject(options);
   return { t: transportOf(o), to, signer, o, id };
 }
 

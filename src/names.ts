@@ -40,9 +40,10 @@ export interface RoomClasses {
   readonly e: boolean;
 }
 
-/** The classes of a room: its leading `-`-separated segments while each is one of them; the last one never is. */
+/** The classes of a room: its leading `-`-separated segments while each is one of them; the last one never is. @throws BadName no text */
 export function roomClasses(room: string): RoomClasses {
   const classes = { p: false, mb: false, d: false, e: false };
+  if (typeof room !== 'string') throw new BadName(room, 'a room');
   const segments = room.split('-');
   segments.pop();
   for (const segment of segments) {

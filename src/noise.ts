@@ -140,8 +140,8 @@ export class Handshake {
 
   private constructor(o: HandshakeOptions, initiator: boolean) {
     this.#initiator = initiator;
-    this.#identity = o.identity;
-    this.#psk = check32(o.psk, 'a pre-shared key').slice();
+    this.#identity = o?.identity;
+    this.#psk = check32(o?.psk, 'a pre-shared key').slice();
     const fixed = o.ephemeral?.slice();
     this.#ephemeral = () => fixed ?? (o.random ?? randomBytes)(32);
     this.#state = new State();

@@ -6,6 +6,7 @@
  */
 import {
   BadName,
+  checkObject,
   checkText,
   type HttpError,
   MayHaveLanded,
@@ -188,7 +189,7 @@ function parsed(text: string): unknown {
  */
 export async function claimRoom(room: string, signer: SigningKey, o: Options = {}): Promise<void> {
   checkSigner(signer);
-  await setOwnership('room-owners', room, signer.did, signer, { ...o, ifAbsent: true });
+  await setOwnership('room-owners', room, signer.did, signer, { ...checkObject(o), ifAbsent: true });
 }
 
 /**

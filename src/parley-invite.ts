@@ -48,7 +48,7 @@ export class Identity implements KeyPair {
    * @throws BadKey the seed is empty
    */
   static fromSeed(seed: Uint8Array): Identity {
-    if (!seed.length) throw new BadKey('the seed is empty');
+    if (!seed?.length) throw new BadKey('the seed is empty');
     return new Identity(sha256(concat(utf8('parley:identity-key:v1\0'), seed)));
   }
 
@@ -162,9 +162,9 @@ export class Invite {
 
   /** @throws BadInvite a part that cannot stand in a link */
   constructor(o: { relay: string; channel: ChannelID; key: PublicKey; secret: Secret }) {
-    if (!isHost(o.relay)) throw new BadInvite('bad relay');
-    if (o.channel.length !== 16) throw new BadInvite('bad channel');
-    if (o.key.length !== 32) throw new BadInvite('bad key');
+    if (!isHost(o?.relay)) throw new BadInvite('bad relay');
+    if (o?.channel?.length !== 16) throw new BadInvite('bad channel');
+    if (o.key?.length !== 32) throw new BadInvite('bad key');
     this.relay = o.relay;
     this.channel = o.channel.slice();
     this.key = o.key.slice();
@@ -238,7 +238,7 @@ const lossy: TextDecoder = /* @__PURE__ */ new TextDecoder('utf-8', { ignoreBOM:
  * @throws TechnocoreError `bad_frame`: no such kind
  */
 export function marshalMessage(m: Message): Uint8Array {
-  const kind = KINDS.indexOf(m.kind);
+  const kind = KINDS.indexOf(m?.kind);
   if (kind < 1) throw new TechnocoreError('bad_frame', 'no such kind of message');
   return concat(Uint8Array.of(kind), utf8(m.text));
 }
@@ -249,8 +249,9 @@ export function marshalMessage(m: Message): Uint8Array {
  * @throws DecryptError `layout`: empty, or of an unknown kind
  */
 export function unmarshalMessage(bytes: Uint8Array): Message {
-  const kind = KINDS[bytes[0] ?? 0];
-  if (kind === undefined) throw new DecryptError('layout', `a message of kind ${bytes[0]}`);
+  const code = bytes?.[0];
+  const kind = KINDS[code!];
+  if (kind === undefined) throw new DecryptError('layout', `a message of kind ${code}`);
   return { kind: kind as Kind, text: lossy.decode(bytes.subarray(1)) };
 }
 
@@ -269,8 +270,9 @@ export interface HandshakePayload {
 const ESCAPED = /[<>&\u2028\u2029]/g;
 
 /** A handshake payload, escaped to the byte as the Go package does it. */
-export function marshalHandshakePayload({ topic, capabilities }: HandshakePayload): Uint8Array {
-  const text = JSON.stringify({ topic: topic || undefined, capabilities: { push: capabilities.push || undefined } });
+export function marshalHandshakePayload(payload: HandshakePayload): Uint8Array {
+  const push = payload?.capabilities?.push || undefined;
+  const text = JSON.stringify({ topic: payload?.topic || undefined, capabilities: { push } });
   return utf8(text.replace(ESCAPED, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, '0')}`));
 }
 

@@ -85,7 +85,7 @@ export class HttpRelay implements Relay {
    * @throws BadName not the address of a service
    */
   constructor(base: string, o: Options = {}) {
-    this.#http = transportOf({ ...o, base });
+    this.#http = transportOf(o, base);
   }
 
   get host(): string {

@@ -13,6 +13,7 @@ import {
   BadKey,
   BadState,
   CapacityReached,
+  checkObject,
   DecryptError,
   FrameTooLong,
   RingGap,
@@ -202,7 +203,7 @@ export class Session implements Channel {
     this.#relay = relay;
     this.#o = o;
     this.#http = transportOf(o);
-    const self = identity.publicKey;
+    const self = checkObject(identity, 'an identity').publicKey;
     const no = { present: false, joined: false, initiator: false };
     const none = { queue: [], outbox: [], inbox: [], frames: [] };
     this.#s = { version: 1, self, state: 'none', why: '', topic: '', ...no, seq: 0n, floor: 0n, ...none };
@@ -228,7 +229,7 @@ export class Session implements Channel {
    * @throws FrameTooLong the topic has more than 65,505 bytes, escaped
    * @throws RelayRefused, Unavailable the session is as it was
    */
-  open(topic: string, o: Abortable = {}): Promise<Invite> {
+  async open(topic: string, o: Abortable = {}): Promise<Invite> {
     const signal = this.#signal(o);
     return this.#posts.take(async () => {
       this.#unused();
@@ -254,7 +255,7 @@ export class Session implements Channel {
    * @throws RelayRefused `full`: someone else has the seat, or this session
    * @throws Unavailable
    */
-  join(invite: Invite | string, o: Abortable = {}): Promise<void> {
+  async join(invite: Invite | string, o: Abortable = {}): Promise<void> {
     const signal = this.#signal(o);
     return this.#posts.take(async () => {
       const { channel, key, secret, relay } = typeof invite === 'string' ? Invite.parse(invite) : invite;
@@ -285,6 +286,7 @@ export class Session implements Channel {
    * @throws Unavailable, RelayRefused it may have arrived; said again in the same words, it arrives once
    */
   async send(text: string, o: Abortable = {}): Promise<{ seq: number }> {
+    const signal = this.#signal(o);
     const { queue } = this.#s;
     this.#alive();
     const message: Message = { kind: 'say', text };
@@ -293,7 +295,6 @@ export class Session implements Channel {
       queue.push(message);
       return { seq: 0 };
     }
-    const signal = this.#signal(o);
     return this.#posts.take(async () => {
       await this.#flush(signal);
       if (this.#s.failed?.text !== text) this.#s.failed = { text, frame: this.#seal(message) };
@@ -311,7 +312,7 @@ export class Session implements Channel {
    * @throws RelayRefused, Unavailable the relay; `no-channel` is final and closes the session
    * @throws HandshakeFailed, DecryptError a frame was skipped; later ones are read
    */
-  poll(waitMs: number = 0, o: Abortable = {}): Promise<Received[]> {
+  async poll(waitMs: number = 0, o: Abortable = {}): Promise<Received[]> {
     const signal = this.#signal(o);
     const { clock } = this.#http;
     return this.#polls.take(async () => {
@@ -423,7 +424,7 @@ export class Session implements Channel {
   }
 
   #signal(o: Abortable): AbortSignal | undefined {
-    return eitherOf(o.signal, this.#o.signal);
+    return eitherOf(checkObject(o).signal, this.#o.signal);
   }
 
   #seat(): Membership {

@@ -288,6 +288,7 @@ export function sealed(
   o: Options & { peer?: string } = {},
 ): SealedChannel {
   checkSigner(signer);
+  const t = transportOf(o);
   if (o.peer !== undefined && !isDid(o.peer)) throw new BadName(o.peer, 'not a did:key');
-  return new SealedLine(new Seal(transportOf(o), room, key, signer), o.peer, NONE);
+  return new SealedLine(new Seal(t, room, key, signer), o.peer, NONE);
 }

@@ -1,4 +1,7 @@
 import { expect, test } from 'vitest';
+import * as bridge from '../src/bridge.ts';
+import * as local from '../src/local.ts';
+import * as parley from '../src/parley.ts';
 import * as lib from '../src/technocore-rpc.ts';
 import { signer, world } from './support.ts';
 
@@ -44,6 +47,171 @@ const CALLS: [name: string, good: unknown[], run: (...args: any[]) => unknown][]
   ['sealed', ['p-x', key, alice], (...a) => L.sealed(...a, o)],
   ['acceptSealed', ['mb-p-x', alice], (to, s) => L.acceptSealed(to, s, () => {}, o)],
 ];
+
+const info = { name: 'a', description: 'b', mailbox: 'mb-p-x', version: '1', skills: [{ name: 'echo' }] };
+const card = lib.a2aCard(info as any, o);
+const relay = new parley.HttpRelay('http://x', o);
+const identity = parley.Identity.generate();
+const session = new parley.Session(identity, relay, o);
+
+/** Every other exported function, and what else takes options: with good arguments, options last. */
+const OPTIONS: [name: string, good: unknown[], run: (...args: any[]) => unknown][] = [
+  ['say', ['p-x', 'nick', 'text'], L.say],
+  ['read', ['p-x'], L.read],
+  ['follow', ['p-x'], (...a) => L.follow(...a).next()],
+  ['setNote', ['ns', 'key', 'value'], L.setNote],
+  ['getNote', ['ns', 'key'], L.getNote],
+  ['listNotes', ['ns'], L.listNotes],
+  ['claimRoom', ['d-x', alice], L.claimRoom],
+  ['allowWriters', ['d-x', [alice.did], alice], L.allowWriters],
+  ['Signer', ['p-x', 'text'], (...a) => L.Signer.prototype.say.call(alice, ...a)],
+  ['call', ['mb-p-x', 'm', {}, alice], L.call],
+  ['notify', ['mb-p-x', 'm', {}, alice], L.notify],
+  ['mailboxes', ['mb-p-x', 'mb-p-y', alice], L.mailboxes],
+  ['serve', ['mb-p-x', alice], L.serve],
+  ['createDispatcher', [], L.createDispatcher],
+  ['dispatch', ['{}', {}], L.dispatch],
+  ['tool', ['name', '', {}, () => 1], L.tool],
+  ['publishIdentity', [alice, {}], L.publishIdentity],
+  ['publishIdentity, identity', [alice], L.publishIdentity],
+  ['resolveIdentity', [alice.did], L.resolveIdentity],
+  ['mcpDiscover', ['mb-p-x', alice], L.mcpDiscover],
+  ['mcpKeepAlive', ['mb-p-x', alice], L.mcpKeepAlive],
+  ['mcpListTools', ['mb-p-x', alice], L.mcpListTools],
+  ['mcpCallTool', ['mb-p-x', 'tool', {}, alice], L.mcpCallTool],
+  ['mcpListen', ['mb-p-x', {}, alice], (...a) => L.mcpListen(...a).next()],
+  ['a2aSend', ['mb-p-x', 'hi', alice], L.a2aSend],
+  ['a2aStream', ['mb-p-x', 'hi', alice], (...a) => L.a2aStream(...a).next()],
+  ['a2aGet', ['mb-p-x', 'task', alice], L.a2aGet],
+  ['a2aCancel', ['mb-p-x', 'task', alice], L.a2aCancel],
+  ['a2aWait', ['mb-p-x', 'task', alice], L.a2aWait],
+  ['a2aList', ['mb-p-x', alice], L.a2aList],
+  ['a2aAgent', [() => {}, {}], L.a2aAgent],
+  ['a2aAgent, card', [() => {}], L.a2aAgent],
+  ['a2aCard', [info], L.a2aCard],
+  ['a2aPublishCard', [card, alice], L.a2aPublishCard],
+  ['a2aReadCard', [alice.did], L.a2aReadCard],
+  ['a2aCreate', ['task'], L.a2aCreate],
+  ['a2aAdvance', ['task', 'submitted', 'working'], L.a2aAdvance],
+  ['a2aGetState', ['task'], L.a2aGetState],
+  ['a2aKeep', ['task'], L.a2aKeep],
+  ['a2aFindNotes', [['task']], L.a2aFindNotes],
+  ['a2aClaim', ['task'], L.a2aClaim],
+  ['a2aMemoryStore', [], L.a2aMemoryStore],
+  ['a2aFileStore', ['/nowhere/store'], L.a2aFileStore],
+  ['memoryLedger', [], L.memoryLedger],
+  ['fileLedger', ['/nowhere/ledger'], L.fileLedger],
+  ['x25519Generate', [], L.x25519Generate],
+  ['e2eOffer', [lib.x25519Generate().publicKey], L.e2eOffer],
+  ['e2eOfferTo', [alice.did, alice], L.e2eOfferTo],
+  ['e2eSeal', [key, 'text'], L.e2eSeal],
+  ['e2eSend', ['p-x', key, 'text'], L.e2eSend],
+  ['e2eRead', ['p-x', key], L.e2eRead],
+  ['e2eFollow', ['p-x', key], (...a) => L.e2eFollow(...a).next()],
+  ['sealed', ['p-x', key, alice], L.sealed],
+  ['connectSealed', ['mb-p-x', alice], L.connectSealed],
+  ['acceptSealed', ['mb-p-x', alice, () => {}], L.acceptSealed],
+  ['HttpRelay', ['http://x'], (...a) => new (parley as any).HttpRelay(...a)],
+  ['Session', [identity, relay], (...a) => new (parley as any).Session(...a)],
+  ['Session, open', ['topic'], (...a) => (session as any).open(...a)],
+  ['Session, join', ['https://x/#y'], (...a) => (session as any).join(...a)],
+  ['Session, send', ['text'], (...a) => (session as any).send(...a)],
+  ['Session, poll', [0], (...a) => (session as any).poll(...a)],
+  ['Session, messages', [], (...a) => (session as any).messages(...a).next()],
+  ['Session, close', ['done'], (...a) => (session as any).close(...a)],
+  ['Session, resume', [new Uint8Array(), identity, relay], (...a) => (parley as any).Session.resume(...a)],
+  ['createLocalService', [], (...a) => (local as any).createLocalService(...a)],
+  ['RoomClientTransport', ['mb-p-x', alice], (...a) => new (bridge as any).RoomClientTransport(...a)],
+  ['RoomServerTransport', ['mb-p-x', alice], (...a) => new (bridge as any).RoomServerTransport(...a)],
+  ['RoomTransportFactory', [{}, alice], (...a) => new (bridge as any).RoomTransportFactory(...a)],
+  ['a2aHandlerMethods', [{}, () => {}], (...a) => (bridge as any).a2aHandlerMethods(...a)],
+];
+
+test.each(OPTIONS)('%s takes nothing else for options', async (_name, good, run) => {
+  for (const wrong of [null, 5, 'text', true, ['a'], () => {}]) {
+    const error = await (async () => run(...good, wrong))().then(
+      () => 'no error',
+      (e) => e,
+    );
+    expect([wrong, lib.TechnocoreError.is(error), String(error)]).toEqual([wrong, true, expect.anything()]);
+    expect([wrong, error.code]).toEqual([wrong, expect.stringMatching(/^bad_/)]);
+  }
+});
+
+const P = parley as any;
+const handshake = { identity, psk: key, prologue: key, remote: key };
+
+/** What takes no options: it may answer what it is not made for, as one that tells yes from no does. */
+const PLAIN: [name: string, good: unknown[], run: (...args: any[]) => unknown][] = [
+  ['a2aCard03', [card], L.a2aCard03],
+  ['a2aCardNote', [alice.did], L.a2aCardNote],
+  ['a2aCheckCard', [card], L.a2aCheckCard],
+  ['a2aSignCard', [card, alice], L.a2aSignCard],
+  ['a2aVerifyCard', [card, alice.did], L.a2aVerifyCard],
+  ['a2aTaskNote', ['task', 'base'], L.a2aTaskNote],
+  ['a2aText', [{ parts: [] }], L.a2aText],
+  ['a2aFindNotes', [['task']], (ids) => L.a2aFindNotes(ids, o)],
+  ['badParams', ['words', {}], L.badParams],
+  ['idempotent', [() => 1], L.idempotent],
+  ['decode', ['{}'], L.decode],
+  ['encode', [{}], L.encode],
+  ['e2eAccept', ['offer', key], L.e2eAccept],
+  ['e2eOpen', [key, 'line'], L.e2eOpen],
+  ['e2eSplit', ['text', 100], L.e2eSplit],
+  ['e2eOffer', [lib.x25519Generate().publicKey], L.e2eOffer],
+  ['identityKeys', [alice], L.identityKeys],
+  ['explain', ['p-x', {}], L.explain],
+  ['verifyMessage', ['p-x', {}], L.verifyMessage],
+  ['isDid', [alice.did], L.isDid],
+  ['isName', ['name'], L.isName],
+  ['roomClasses', ['p-x'], L.roomClasses],
+  ['verify', [alice.did, 'sig', 'text'], L.verify],
+  ['fileCursor', ['/nowhere/cursor'], L.fileCursor],
+  ['toolsChanged', [new Map()], L.toolsChanged],
+  ['Signer, fromSeed', [key], (...a) => L.Signer.fromSeed(...a)],
+  ['Signer, fromPassphrase', ['text'], (...a) => L.Signer.fromPassphrase(...a)],
+  ['Handshake, initiator', [handshake], (...a) => P.Handshake.initiator(...a)],
+  ['Handshake, responder', [handshake], (...a) => P.Handshake.responder(...a)],
+  ['Session, send', ['text'], (text) => new P.Session(identity, relay, o).send(text)],
+  ['fingerprint', [new Uint8Array(32)], P.fingerprint],
+  ['Identity, fromSeed', [key], (...a) => P.Identity.fromSeed(...a)],
+  ['Identity, fromPrivateKey', [key], (...a) => P.Identity.fromPrivateKey(...a)],
+  ['Secret', [key], (...a) => P.Secret.from(...a)],
+  [
+    'Invite',
+    [{ relay: 'x', channel: new Uint8Array(16), key: identity.publicKey, secret: P.Secret.generate() }],
+    (...a) => new P.Invite(...a),
+  ],
+  ['Invite, parse', ['https://x'], (...a) => P.Invite.parse(...a)],
+  ['marshalHandshakePayload', [{ topic: '', capabilities: {} }], P.marshalHandshakePayload],
+  ['unmarshalHandshakePayload', [new Uint8Array()], P.unmarshalHandshakePayload],
+  ['marshalMessage', [{ kind: 'say', text: '' }], P.marshalMessage],
+  ['unmarshalMessage', [new Uint8Array()], P.unmarshalMessage],
+  ['HttpRelay', ['http://x'], (...a) => new P.HttpRelay(...a)],
+  ['Session', [identity, relay], (...a) => new P.Session(...a)],
+];
+
+test.each(PLAIN)('%s throws nothing but errors of ours', async (_name, good, run) => {
+  for (const i of good.keys()) {
+    for (const wrong of WRONG) {
+      try {
+        await run(...good.map((right, j) => (j === i ? wrong : right)));
+      } catch (e) {
+        expect([i, wrong, lib.TechnocoreError.is(e), String(e)]).toEqual([i, wrong, true, expect.anything()]);
+      }
+    }
+  }
+});
+
+test('every function that is exported is in one of the lists', () => {
+  const known = new Set([...CALLS, ...OPTIONS, ...PLAIN].map(([name]) => name.split(/[,.]/)[0]));
+  const exported = Object.entries({ ...lib, ...parley, ...local, ...bridge }).filter(
+    ([, value]) =>
+      typeof value === 'function' && value !== lib.TechnocoreError && !(value.prototype instanceof lib.TechnocoreError),
+  );
+  expect(exported.map(([name]) => name).filter((name) => !known.has(name))).toEqual([]);
+  expect(exported.length).toBeGreaterThan(80);
+});
 
 test.each(CALLS)('%s is told apart from what it cannot use', async (_name, good, run) => {
   for (const i of good.keys()) {
