@@ -13,15 +13,14 @@ import { converse, type Taken } from './conversation.ts';
 import { classify, type Id, type JsonObject, rpcError, rpcNotification } from './dispatch.ts';
 import { TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
-import { onAbort, sharedOf, type Transport, transportOf } from './http.ts';
+import { onAbort, type Transport, transportOf } from './http.ts';
 import { type CallOptions, replyToOf } from './line.ts';
 import { SUBSCRIPTION_ID } from './mcp.ts';
+import { heedLong, readsLong } from './mcp-peer.ts';
 import { isDid } from './names.ts';
 import { LOG_LEVEL, REQUEST_ID } from './notices.ts';
-import { remember } from './replies.ts';
 import { checkSigner } from './rooms.ts';
 import type { Signer } from './signer.ts';
-import { SPILL_META } from './spill.ts';
 
 /** Local, beside those that a server answers: whether the request was executed is not known; `data.reason` says why. */
 export const LOST = 1006;
@@ -44,11 +43,6 @@ export interface RoomClientOptions extends Omit<CallOptions, 'id' | 'batch' | 't
   /** How long a request may wait, ms, if the client does not give up sooner; default an hour. */
   timeoutMs?: number;
 }
-
-const SPILLERS = {};
-
-/** Servers that read requests too large for a message, by what they said when they were asked what they are. */
-const spillers = (t: Transport): Map<string, true> => sharedOf(t, SPILLERS, () => new Map());
 
 /** A request of the client's that is not answered. */
 interface Pending {
@@ -179,11 +173,11 @@ export class RoomClientTransport {
         take: (frame, kind) => {
           if (kind === 'notification') return this.#notice(one, frame);
           const answer = answerUnder(id, frame);
-          if (metaIn(answer['result'])[SPILL_META] === true) remember(spillers(this.#t), this.#room, true);
+          heedLong(this.#t, this.#to, answer['result']);
           this.#deliver(answer);
           return 'done';
         },
-        spills: spillers(this.#t).has(this.#room),
+        spills: readsLong(this.#t, this.#to),
         begin: (minted) => {
           one.minted = minted;
         },
@@ -201,10 +195,6 @@ export class RoomClientTransport {
           if (this.#pending.get(key) === one) this.#pending.delete(key);
         });
     });
-  }
-
-  get #room(): string {
-    return isChannel(this.#to) ? this.#to.room : this.#to;
   }
 
   #timeoutOf(method: string): number {

@@ -316,6 +316,9 @@ async function readTools(peer: Peer): Promise<{ tools: Tool[]; ttlMs: number; sc
  * Questions that the tool asks meanwhile go to `o.onInput`, one after the other, and the call goes on with the answers,
  * at most ten times. When it is aborted or times out, the server is told to stop.
  *
+ * Arguments that fit no message, up to some 95 kB, go into notes once the server has said, to {@link mcpDiscover}, that it
+ * reads such requests: one of ours does where `allow` says who may call, or with `spill`.
+ *
  * @param name as the server lists it
  * @param args the arguments, an object; undefined for none
  * @returns the result; structured content satisfies the tool's output schema, if a list that is still good has one

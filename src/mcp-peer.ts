@@ -5,16 +5,18 @@
  * @module
  */
 import { notify } from './call.ts';
-import type { Channel } from './channel.ts';
+import { type Channel, isChannel } from './channel.ts';
 import { converse, type Taken } from './conversation.ts';
 import { type JsonObject, resultOf } from './dispatch.ts';
 import { checkObject, type RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
-import { type Transport, transportOf } from './http.ts';
+import { sharedOf, type Transport, transportOf } from './http.ts';
 import type { CallOptions } from './line.ts';
 import { MCP_VERSION, PROTOCOL_VERSION, SELF, UNSUPPORTED_VERSION } from './mcp.ts';
+import { remember } from './replies.ts';
 import { checkSigner } from './rooms.ts';
 import type { Signer } from './signer.ts';
+import { SPILL_META } from './spill.ts';
 import { CLIENT_CAPABILITIES } from './toolcall.ts';
 
 export const CLIENT_INFO = 'io.modelcontextprotocol/clientInfo';
@@ -67,6 +69,21 @@ export function tagOf(frame: JsonObject, name: string): unknown {
   return isObject(meta) ? meta[name] : undefined;
 }
 
+const SPILLERS = {};
+
+/** Servers that read requests too large for a message, by what they said when they were asked what they are. */
+const spillersOf = (t: Transport): Map<string, true> => sharedOf(t, SPILLERS, () => new Map());
+const roomOf = (to: string | Channel): string => (isChannel(to) ? to.room : to);
+
+/** Whether a server is known to read requests too large for a message. */
+export const readsLong = (t: Transport, to: string | Channel): boolean => spillersOf(t).has(roomOf(to));
+
+/** Takes note of what an answer says about that. */
+export function heedLong(t: Transport, to: string | Channel, result: unknown): void {
+  const meta = isObject(result) ? result['_meta'] : undefined;
+  if (isObject(meta) && meta[SPILL_META] === true) remember(spillersOf(t), roomOf(to), true);
+}
+
 /** What comes of a notification while the request with that id waits. */
 export type Notice = (frame: JsonObject, id: string) => Taken;
 
@@ -78,7 +95,7 @@ async function once(
   notice: Notice,
   holdMs: number | undefined,
 ): Promise<Json | undefined> {
-  const { to, signer, o } = peer;
+  const { t, to, signer, o } = peer;
   const { id: first } = peer;
   peer.id = undefined;
   let id = '';
@@ -89,9 +106,11 @@ async function once(
       take(frame, kind) {
         if (kind === 'notification') return notice(frame, id);
         answer = frame;
+        heedLong(t, to, frame['result']);
         return 'done';
       },
       maxMs: holdMs,
+      spills: readsLong(t, to),
       begin(begun) {
         id = begun;
       },

@@ -256,6 +256,27 @@ describe('requests and results', () => {
     }
   });
 
+  test.each([
+    ['that reads them', { allow: () => true }],
+    ['that does not', {}],
+  ])('arguments that fit no message go to a server %s once it was asked what it is', async (_, more) => {
+    const w = world();
+    const sizes = (tools: Map<string, Tool>): void =>
+      tool('size', 'd', {}, ({ text }) => ({ size: text.length }), { tools });
+    await served(w, sizes, MAILBOX, more);
+    const size = (n: number): Promise<unknown> =>
+      w.run(mcpCallTool(MAILBOX, 'size', { text: 'x'.repeat(n) }, me, o(w))).then(
+        ({ structuredContent }) => structuredContent,
+        ({ code }) => code,
+      );
+    expect([await size(100), await size(20_000)]).toEqual([{ size: 100 }, 'frame_too_long']);
+    await w.run(mcpDiscover(MAILBOX, me, o(w)));
+    const isRead = 'allow' in more;
+    expect(await size(20_000)).toEqual(isRead ? { size: 20_000 } : 'frame_too_long');
+    expect(await size(90_000)).toEqual(isRead ? { size: 90_000 } : 'frame_too_long');
+    expect(await size(200_000)).toBe('frame_too_long');
+  });
+
   test('over a DID and over a sealed channel', async () => {
     const w = world();
     const { tools } = await served(w, (tools) =>
