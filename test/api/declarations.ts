@@ -1,5 +1,5 @@
 /** The declarations as `@microsoft/api-extractor` reads them: rolled up into one file, listed for the reference, checked. */
-import { Extractor, ExtractorConfig, type ExtractorMessage } from '@microsoft/api-extractor';
+import { CompilerState, Extractor, ExtractorConfig, type ExtractorMessage } from '@microsoft/api-extractor';
 
 /** The modules of the package, as `exports` of package.json names them; the vendored file holds the first two. */
 export const ENTRIES = ['technocore-rpc', 'parley', 'local', 'bridge'] as const;
@@ -11,6 +11,11 @@ export interface Outputs {
   /** The API as JSON, doc comments included. */
   model?: string;
 }
+
+const fileOf = (entry: string): string => `${process.cwd()}/dist/${entry}.d.ts`;
+
+// All declarations, read once: that takes the compiler ten times as long as it takes to look at one module in them.
+let compiled: CompilerState | undefined;
 
 /**
  * Reads the declarations that `tsc` made for a module.
@@ -25,7 +30,7 @@ export function extract(entry: string, { rollup, model }: Outputs): ExtractorMes
     packageJsonFullPath: `${process.cwd()}/package.json`,
     configObject: {
       projectFolder: process.cwd(),
-      mainEntryPointFilePath: `<projectFolder>/dist/${entry}.d.ts`,
+      mainEntryPointFilePath: fileOf(entry),
       compiler: { tsconfigFilePath: '<projectFolder>/tsconfig.json' },
       dtsRollup: { enabled: rollup !== undefined, untrimmedFilePath: rollup ?? '' },
       apiReport: { enabled: false },
@@ -38,7 +43,9 @@ export function extract(entry: string, { rollup, model }: Outputs): ExtractorMes
       },
     },
   });
+  compiled ??= CompilerState.create(config, { additionalEntryPoints: [...ENTRIES, 'vendor'].map(fileOf) });
   const { succeeded } = Extractor.invoke(config, {
+    compilerState: compiled,
     localBuild: true,
     messageCallback(message) {
       message.handled = message.messageId.startsWith('console-');
