@@ -31,8 +31,8 @@ import { type CallContext, type Handler, idempotent, rpcResult, staysOpen } from
 import { checkObject, RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, type Json } from './frames.ts';
 import { type Options, transportOf } from './http.ts';
+import { remember } from './maps.ts';
 import { isName } from './names.ts';
-import { remember } from './replies.ts';
 import { NEVER, Seats } from './turns.ts';
 import { Workers } from './workers.ts';
 
@@ -78,6 +78,8 @@ const BEGIN_MS = 50;
 const AT_ONCE = 32;
 /** Answers that may wait at a time, of all callers and of one; for more no answer waits. */
 const MAX_WAITING = [1024, 64] as const;
+/** Callers whose rank is remembered. */
+const MAX_RANKS = 4096;
 
 /** A task as a caller sees it: of its history as much as he asked for. */
 function shown({ history, artifacts, ...task }: A2ATaskView, historyLength = 0, withArtifacts = true): A2ATaskView {
@@ -325,7 +327,7 @@ class Agent implements A2AAgent, Shop {
   async #sent<T>(sent: Sent, context: CallContext, run: (live: LiveTask, isNew: boolean) => Promise<T>): Promise<T> {
     const { message, configuration = {} } = sent;
     const { from, rank } = context;
-    if (rank !== NEVER) remember(this.#ranks, from, rank);
+    if (rank !== NEVER) remember(this.#ranks, from, rank, MAX_RANKS);
     const accepts = configuration.acceptedOutputModes ?? [];
     const request = requestOf(context.id, message);
     // The same request once more: it must not be begun twice.

@@ -15,6 +15,7 @@ import { badParams, type CallContext, type Handler, type JsonObject, localOnly }
 import { BadName, Conflict, checkObject, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import { type Clock, type Options, sharedOf, transportOf } from './http.ts';
+import { remember } from './maps.ts';
 import { isName, type NotePath } from './names.ts';
 import { getNote, listNotes, type SetOptions, setNote } from './notes.ts';
 
@@ -362,10 +363,7 @@ function textOf(params: unknown, ...names: string[]): string {
 /** @param at when it came into the state, ms; undefined where nobody knows */
 function taskOf(id: string, state: string, o: Options, at?: number): Json {
   const known = knownOf(o);
-  if (!known.has(id)) {
-    if (known.size >= MAX_KNOWN) known.delete(known.keys().next().value!);
-    known.set(id, '');
-  }
+  if (!known.has(id)) remember(known, id, '', MAX_KNOWN);
   const timestamp = at === undefined ? {} : { timestamp: new Date(at).toISOString() };
   return { kind: 'task', id, contextId: known.get(id)!, status: { state: wordOf(stateOf(state)!), ...timestamp } };
 }

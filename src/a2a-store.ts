@@ -11,6 +11,7 @@ import { systemClock } from './clock.ts';
 import { checkObject, RpcError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { Journal, type Journaled } from './journal.ts';
+import { getOrMake } from './maps.ts';
 import { mostFor } from './turns.ts';
 
 /** A task as it is kept. Nobody changes one; what changed is another one of the same id. */
@@ -110,8 +111,7 @@ class MemoryStore implements A2AStore {
   protected keep(record: A2ARecord, chars: number = charsOf(record)): void {
     const { owner, task, requests } = record;
     const old = this.#held(record);
-    let owned = this.#owners.get(owner);
-    if (!owned) this.#owners.set(owner, (owned = new Owned()));
+    const owned = getOrMake(this.#owners, owner, () => new Owned());
     // Set anew when its state is, so that the order is that of states.
     if (old && old.record.task.status !== task.status) owned.tasks.delete(task.id);
     owned.tasks.set(task.id, { record, chars });

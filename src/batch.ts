@@ -10,6 +10,7 @@ import { isMcpMethod } from './dispatch.ts';
 import { RateLimited } from './errors.ts';
 import { isObject, MAX_TEXT } from './frames.ts';
 import { budgetOf, sharedOf, type Transport } from './http.ts';
+import { getOrMake } from './maps.ts';
 
 /** Most members of a batch. */
 const MAX_MEMBERS = 64;
@@ -166,7 +167,6 @@ const BATCHERS = {};
  */
 export function sendBatched(t: Transport, name: string, channel: Channel, text: string, o: SendOptions): Promise<Sent> {
   const batchers = sharedOf(t, BATCHERS, () => new Map<string, Batcher>());
-  let batcher = batchers.get(name);
-  if (!batcher) batchers.set(name, (batcher = new Batcher(t, name, channel, () => batchers.delete(name))));
-  return batcher.send(text, o);
+  const make = (): Batcher => new Batcher(t, name, channel, () => batchers.delete(name));
+  return getOrMake(batchers, name, make).send(text, o);
 }

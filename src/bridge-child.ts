@@ -42,7 +42,7 @@ import {
 import { RpcError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import type { Clock, Event } from './http.ts';
-import { MCP_VERSION, SERVER_INFO } from './mcp.ts';
+import { MCP_VERSION, refusalOf, SERVER_INFO } from './mcp.ts';
 import { LEVELS, LOG_LEVEL, REQUEST_ID } from './notices.ts';
 import { CLIENT_CAPABILITIES } from './toolcall.ts';
 
@@ -187,7 +187,7 @@ export class ChildSide {
       if (result) this.#o.toRoom(rpcResult(id, result));
     } catch (cause) {
       if (!(cause instanceof RpcError)) throw cause;
-      this.#o.toRoom(rpcError(id, cause.rpc.code, cause.rpc.message, cause.rpc.data as Json | undefined));
+      this.#o.toRoom(refusalOf(id, cause));
     }
   }
 

@@ -9,6 +9,7 @@ import { fromUtf8 } from './bytes.ts';
 import type { JsonObject } from './dispatch.ts';
 import { RpcError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
+import { remember } from './maps.ts';
 import { PROTOCOL_VERSION } from './mcp.ts';
 
 const HEADER_MISMATCH = -32020;
@@ -70,10 +71,8 @@ export class ParamHeaders {
       if (typeof name !== 'string') continue;
       const mirrored: Mirrored = new Map();
       collect(objectIn(tool, 'inputSchema'), [], mirrored);
-      this.#tools.delete(name);
-      if (mirrored.size === 0) continue;
-      if (this.#tools.size >= MAX_TOOLS) this.#tools.delete(this.#tools.keys().next().value!);
-      this.#tools.set(name, mirrored);
+      if (mirrored.size === 0) this.#tools.delete(name);
+      else remember(this.#tools, name, mirrored, MAX_TOOLS);
     }
   }
 

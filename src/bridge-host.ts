@@ -41,7 +41,7 @@ import {
 import { RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import type { Clock } from './http.ts';
-import { isMcpId, MCP_VERSION, PROTOCOL_VERSION, SERVER_INFO, SUBSCRIPTION_ID } from './mcp.ts';
+import { badId, isMcpId, MCP_VERSION, PROTOCOL_VERSION, refusalOf, SERVER_INFO, SUBSCRIPTION_ID } from './mcp.ts';
 import { CLIENT_INFO } from './mcp-peer.ts';
 import { LEVELS, LOG_LEVEL, REQUEST_ID } from './notices.ts';
 import { CLIENT_CAPABILITIES } from './toolcall.ts';
@@ -159,7 +159,7 @@ export class HostSide {
   #request(message: JsonObject): void {
     const { id } = message as { id: Id };
     if (!isMcpId(id)) {
-      this.#o.toHost(rpcError(undefined, INVALID_REQUEST, 'Invalid Request: an id is a string or an integer'));
+      this.#o.toHost(badId());
       return;
     }
     try {
@@ -172,8 +172,7 @@ export class HostSide {
 
   #refuse(id: Id, cause: unknown): void {
     if (!(cause instanceof RpcError)) throw cause;
-    const { code, message, data } = cause.rpc;
-    this.#o.toHost(rpcError(id, code, message, data as Json | undefined));
+    this.#o.toHost(refusalOf(id, cause));
   }
 
   /** The result of a request, if it is known here; else it goes its way. */

@@ -20,8 +20,8 @@ import { feedOf, type Incoming, type Listener } from './feed.ts';
 import { decode, isObject, type Json } from './frames.ts';
 import { type Options, type Transport, transportOf } from './http.ts';
 import type { CallOptions } from './line.ts';
+import { remember } from './maps.ts';
 import { isDid } from './names.ts';
-import { remember } from './replies.ts';
 import { serve } from './serve.ts';
 import type { Signer } from './signer.ts';
 

@@ -12,7 +12,6 @@ import {
   type DispatchContext,
   INTERNAL_ERROR,
   INTERRUPTED,
-  INVALID_REQUEST,
   type JsonObject,
   type Layer,
   rpcError,
@@ -23,7 +22,20 @@ import { RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json, MAX_TEXT } from './frames.ts';
 import { type Clock, onAbort, type Transport, transportOf } from './http.ts';
 import { REPLY_META } from './line.ts';
-import { checkedMeta, isMcpId, LISTEN_MS, MAX_LISTENERS, MCP_VERSION, SERVER_INFO, SUBSCRIPTION_ID } from './mcp.ts';
+import {
+  badId,
+  calledOff,
+  isMcpId,
+  keyOf,
+  LISTEN_MS,
+  MAX_LISTENERS,
+  MCP_VERSION,
+  partsOf,
+  reasonIn,
+  refusalOf,
+  SERVER_INFO,
+  SUBSCRIPTION_ID,
+} from './mcp.ts';
 import { LOG_LEVEL, Notices, REQUEST_ID } from './notices.ts';
 import { checkSigner } from './rooms.ts';
 import { readsSpilled, type ServeOptions, serve } from './serve.ts';
@@ -264,32 +276,27 @@ class BridgeLayer implements Layer {
     return REPEATABLE.has(method as string);
   }
 
-  cancels({ method, params }: JsonObject): string | number | undefined {
-    const { requestId } = method === 'notifications/cancelled' && isObject(params) ? params : {};
-    return isMcpId(requestId) ? requestId : undefined;
+  cancels(frame: JsonObject): string | number | undefined {
+    return calledOff(frame);
   }
 
   notification(frame: JsonObject, context: DispatchContext): void {
-    const requestId = this.cancels(frame);
-    const id = requestId === undefined ? undefined : this.#inner.get(keyOf(context, requestId));
-    if (id === undefined) return;
-    const { reason } = frame['params'] as JsonObject;
-    this.#callOff(id, typeof reason === 'string' ? reason.slice(0, 1000) : undefined);
+    const outer = calledOff(frame);
+    const id = outer === undefined ? undefined : this.#inner.get(keyOf(context, outer));
+    if (id !== undefined) this.#callOff(id, reasonIn(frame));
   }
 
   request(frame: JsonObject, context: DispatchContext): Json | Promise<Json | undefined> {
     const { id, method } = frame;
-    if (!isMcpId(id)) return rpcError(undefined, INVALID_REQUEST, 'Invalid Request: an id is a string or an integer');
+    if (!isMcpId(id)) return badId();
     try {
-      if (this.#inner.has(keyOf(context, id))) throw new RpcError(INVALID_REQUEST, 'Invalid Request: the id is in use');
-      const { _meta, ...params } = isObject(frame['params']) ? (frame['params'] as JsonObject) : {};
-      const meta = checkedMeta(method as string, _meta, params);
+      const { params, meta } = partsOf(frame, this.#inner.has(keyOf(context, id)));
       const isListening = method === 'subscriptions/listen';
       if (this.#isOver || (this.#isClosing && isListening)) return interrupted(id);
       return this.#pass(id, method as string, params, meta, context);
     } catch (error) {
       if (!(error instanceof RpcError)) throw error;
-      return rpcError(id, error.rpc.code, error.rpc.message, error.rpc.data as Json | undefined);
+      return refusalOf(id, error);
     }
   }
 
@@ -503,8 +510,3 @@ const REPEATABLE: ReadonlySet<string> = new Set([
 
 const numberIn = (value: unknown): number | undefined => (typeof value === 'number' ? value : undefined);
 const textIn = (value: unknown): string | undefined => (typeof value === 'string' ? value : undefined);
-
-/** Ids of two callers, or of two types, never meet. */
-function keyOf({ from = '' }: DispatchContext, id: string | number): string {
-  return JSON.stringify([from, id]);
-}

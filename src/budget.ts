@@ -6,6 +6,7 @@
  */
 import type { Clock } from './clock.ts';
 import { RateLimited } from './errors.ts';
+import { count } from './maps.ts';
 
 /** One budget of one service. */
 export class Budget {
@@ -91,15 +92,10 @@ export class Budget {
    * @returns it asks now, or never will
    */
   announce(queue: string): () => void {
-    const count = (n: number): void => {
-      const left = (this.#queues.get(queue) ?? 0) + n;
-      if (left > 0) this.#queues.set(queue, left);
-      else this.#queues.delete(queue);
-    };
-    count(1);
+    count(this.#queues, queue, 1);
     let isWaiting = true;
     return () => {
-      if (isWaiting) count(-1);
+      if (isWaiting) count(this.#queues, queue, -1);
       isWaiting = false;
     };
   }

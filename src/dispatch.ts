@@ -10,6 +10,7 @@
 import { type BadState, checkObject, RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json, MAX_TEXT, stringify } from './frames.ts';
 import type { Clock, Options } from './http.ts';
+import { getOrMake } from './maps.ts';
 import { NEVER } from './turns.ts';
 
 // --- frames ------------------------------------------------------------------------------------------------------
@@ -305,7 +306,7 @@ export interface Dispatcher {
   close(): void;
 }
 
-const NO_META: Record<string, unknown> = Object.freeze({});
+const NO_META: Record<string, unknown> = /* @__PURE__ */ Object.freeze({});
 
 /** One call while it runs. */
 export class Call implements CallContext {
@@ -610,9 +611,6 @@ export function dispatch(
   o: DispatcherOptions = {},
 ): Promise<Json | undefined> {
   const { methods = NONE, tools = NONE } = o;
-  let byTools = shared.get(methods);
-  if (byTools === undefined) shared.set(methods, (byTools = new WeakMap()));
-  let dispatcher = byTools.get(tools);
-  if (dispatcher === undefined) byTools.set(tools, (dispatcher = createDispatcher(o)));
-  return dispatcher.dispatch(frame, context);
+  const byTools = getOrMake(shared, methods, () => new WeakMap<Map<string, Layered>, Dispatcher>());
+  return getOrMake(byTools, tools, () => createDispatcher(o)).dispatch(frame, context);
 }

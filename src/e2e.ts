@@ -12,9 +12,9 @@ import { authorOf, drop } from './feed.ts';
 import { MAX_TEXT } from './frames.ts';
 import { type Options, retrying, sharedOf, type Transport, transportOf } from './http.ts';
 import { resolveIdentity } from './identity.ts';
+import { remember } from './maps.ts';
 import type { Message } from './messages.ts';
 import { checkName, isName } from './names.ts';
-import { remember } from './replies.ts';
 import { follow, PATIENCE_MS, placeOf, type ReadOptions, RoomCursor, read, say } from './rooms.ts';
 import type { Signer } from './signer.ts';
 

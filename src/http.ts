@@ -8,6 +8,7 @@ import { Budget } from './budget.ts';
 import { type Clock, following, later, OVER, onAbort, randomFloat, systemClock } from './clock.ts';
 import { BadName, checkObject, checkText, HttpError, RateLimited, TechnocoreError, Unavailable } from './errors.ts';
 import { isObject } from './frames.ts';
+import { getOrMake } from './maps.ts';
 
 export { type Clock, onAbort, randomFloat, systemClock } from './clock.ts';
 
@@ -52,12 +53,6 @@ const DEFAULT_BASE = 'https://technocore.chat';
 
 // fetch -> clock -> base -> what is shared. Weak, so that a simulated world is collected with its clock.
 const worlds = new WeakMap<typeof fetch, WeakMap<Clock, Map<string, Shared>>>();
-
-function getOrMake<K, V>(map: { get(k: K): V | undefined; set(k: K, v: V): unknown }, key: K, make: () => V): V {
-  let value = map.get(key);
-  if (value === undefined) map.set(key, (value = make()));
-  return value;
-}
 
 function environmentUrl(): string | undefined {
   try {

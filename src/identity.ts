@@ -9,7 +9,9 @@ import { isCanonicalX25519, x25519 } from './crypto.ts';
 import { BadKey, BadNonce, type Conflict, checkObject, TechnocoreError } from './errors.ts';
 import { compact, MAX_NOTE } from './frames.ts';
 import { backoffMs, type Options, sharedOf, type Transport, transportOf } from './http.ts';
+import { remember } from './maps.ts';
 import { checkName, identityNote, isDid, isName, isNonce, legacyIdentityNote, verify } from './names.ts';
+import { MAX_NONCE } from './nonces.ts';
 import { getNote, setNote } from './notes.ts';
 import { checkSigner } from './rooms.ts';
 import type { Signer } from './signer.ts';
@@ -93,9 +95,7 @@ const seenOf = (t: Transport): Map<string, bigint> => sharedOf(t, SEEN, () => ne
 function isNewest(t: Transport, did: string, nonce: bigint): boolean {
   const seen = seenOf(t);
   const highest = seen.get(did) ?? -1n;
-  seen.delete(did);
-  if (seen.size >= MAX_SEEN) seen.delete(seen.keys().next().value!);
-  seen.set(did, highest > nonce ? highest : nonce);
+  remember(seen, did, highest > nonce ? highest : nonce, MAX_SEEN);
   return nonce >= highest;
 }
 
@@ -162,7 +162,6 @@ function saysAll(did: string, value: string, key: string, mailbox: string | unde
   );
 }
 
-const MAX_NONCE = 10n ** 19n - 1n;
 /** Compare-and-set attempts against others who write the same note. */
 const ATTEMPTS = 8;
 

@@ -10,6 +10,7 @@ import { classify, type JsonObject } from './dispatch.ts';
 import { type RingGap, TechnocoreError } from './errors.ts';
 import { decode, isObject } from './frames.ts';
 import { orAbort, sharedOf, type Transport } from './http.ts';
+import { getOrMake, remember } from './maps.ts';
 import { fingerprint, isDid } from './names.ts';
 import type { Signer } from './signer.ts';
 import { FRAME_MEMBER } from './spill.ts';
@@ -156,17 +157,12 @@ const MAX_INBOXES = 256;
 
 /** The inbox of a channel, or of all channels with one reply room. */
 export function inboxOf(t: Transport, at: Channel | string): Inbox {
-  if (typeof at !== 'string') {
-    let inbox = channelInboxes.get(at);
-    if (!inbox) channelInboxes.set(at, (inbox = new Inbox(t)));
-    return inbox;
-  }
+  if (typeof at !== 'string') return getOrMake(channelInboxes, at, () => new Inbox(t));
   const inboxes = sharedOf(t, INBOXES, () => new Map<string, Inbox>());
   let inbox = inboxes.get(at);
   if (!inbox) {
     // An inbox in use lives on with its users; only what it would have had in common with later calls is lost.
-    if (inboxes.size >= MAX_INBOXES) inboxes.delete(inboxes.keys().next().value!);
-    inboxes.set(at, (inbox = new Inbox(t)));
+    remember(inboxes, at, (inbox = new Inbox(t)), MAX_INBOXES);
   }
   return inbox;
 }

@@ -4,7 +4,6 @@
  *
  * @module
  */
-
 import { TechnocoreError, Unavailable } from './errors.ts';
 import { Files, type Log, systemCode } from './files.ts';
 import { compact, encodeLong, isObject, type Json } from './frames.ts';

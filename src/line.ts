@@ -12,6 +12,7 @@ import { encodeLong, encodeWithin, isObject, type Json } from './frames.ts';
 import { type Options, sharedOf, type Transport } from './http.ts';
 import { type Identity, resolveIdentity } from './identity.ts';
 import { type Inbox, inboxOf } from './inbox.ts';
+import { getOrMake, remember } from './maps.ts';
 import { isDid } from './names.ts';
 import type { Signer } from './signer.ts';
 import { SPILL_META, spilledFrame } from './spill.ts';
@@ -102,8 +103,7 @@ export async function lineOf(
   if (isChannel(to)) {
     // Its ids would be taken for those of another key.
     if (isDid(to.self) && to.self !== signer.did) throw new BadKey('the channel is another signer’s');
-    let pins = channelPins.get(to);
-    if (!pins) channelPins.set(to, (pins = new Map()));
+    const pins = getOrMake(channelPins, to, () => new Map<string, string>());
     return {
       channel: to,
       inbox: inboxOf(t, to),
@@ -137,8 +137,7 @@ export function pin(line: Line, from: string): void {
   const { pins, channel } = line;
   line.peer = from;
   if (pins.has(channel.room)) return;
-  if (pins.size >= MAX_PINS) pins.delete(pins.keys().next().value!);
-  pins.set(channel.room, from);
+  remember(pins, channel.room, from, MAX_PINS);
 }
 
 /** Params with the reply address in `_meta`, and that we read spilled answers; positional ones as they are. */

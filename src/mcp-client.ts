@@ -13,6 +13,7 @@ import { INVALID_PARAMS, type JsonObject, toJson } from './dispatch.ts';
 import { checkObject, RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { orAbort, sharedOf, transportOf } from './http.ts';
+import { getOrMake, remember } from './maps.ts';
 import { SERVER_INFO } from './mcp.ts';
 import {
   ask,
@@ -194,8 +195,7 @@ class Lists {
 
   set(peer: Peer, scope: 'public' | 'private', listed: Listed): void {
     this.delete(peer);
-    if (this.#kept.size >= MAX_LISTS) this.#kept.delete(this.#kept.keys().next().value!);
-    this.#kept.set(this.#key(peer, scope), listed);
+    remember(this.#kept, this.#key(peer, scope), listed, MAX_LISTS);
   }
 
   delete(peer: Peer): void {
@@ -215,10 +215,8 @@ const channelLists = new WeakMap<Channel, Lists>();
 
 /** @internal */
 export function listsOf({ t, to }: Peer): Lists {
-  if (!isChannel(to)) return sharedOf(t, LISTS, () => new Lists());
-  let lists = channelLists.get(to);
-  if (lists === undefined) channelLists.set(to, (lists = new Lists()));
-  return lists;
+  const make = (): Lists => new Lists();
+  return isChannel(to) ? getOrMake(channelLists, to, make) : sharedOf(t, LISTS, make);
 }
 
 /** @internal What a list is dropped by. */

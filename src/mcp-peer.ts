@@ -12,8 +12,8 @@ import { checkObject, type RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { sharedOf, type Transport, transportOf } from './http.ts';
 import type { CallOptions } from './line.ts';
+import { remember } from './maps.ts';
 import { MCP_VERSION, PROTOCOL_VERSION, SELF, UNSUPPORTED_VERSION } from './mcp.ts';
-import { remember } from './replies.ts';
 import { checkSigner } from './rooms.ts';
 import type { Signer } from './signer.ts';
 import { SPILL_META } from './spill.ts';
@@ -70,6 +70,8 @@ export function tagOf(frame: JsonObject, name: string): unknown {
 }
 
 const SPILLERS = {};
+/** How many of them are remembered. */
+const MAX_SPILLERS = 4096;
 
 /** Servers that read requests too large for a message, by what they said when they were asked what they are. */
 const spillersOf = (t: Transport): Map<string, true> => sharedOf(t, SPILLERS, () => new Map());
@@ -81,7 +83,7 @@ export const readsLong = (t: Transport, to: string | Channel): boolean => spille
 /** Takes note of what an answer says about that. */
 export function heedLong(t: Transport, to: string | Channel, result: unknown): void {
   const meta = isObject(result) ? result['_meta'] : undefined;
-  if (isObject(meta) && meta[SPILL_META] === true) remember(spillersOf(t), roomOf(to), true);
+  if (isObject(meta) && meta[SPILL_META] === true) remember(spillersOf(t), roomOf(to), true, MAX_SPILLERS);
 }
 
 /** What comes of a notification while the request with that id waits. */

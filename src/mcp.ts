@@ -14,6 +14,7 @@ import {
   badParams,
   type DispatchContext,
   type DispatcherOptions,
+  type Id,
   INTERNAL_ERROR,
   INVALID_REQUEST,
   isMcpMethod,
@@ -27,6 +28,7 @@ import {
 } from './dispatch.ts';
 import { BadName, RpcError } from './errors.ts';
 import { encodeLong, isObject, type Json, MAX_TEXT } from './frames.ts';
+import { getOrMake } from './maps.ts';
 import { Budget, LEVELS, LOG_LEVEL } from './notices.ts';
 import { SPILL_META } from './spill.ts';
 import { CLIENT_CAPABILITIES, ToolCall } from './toolcall.ts';
@@ -204,29 +206,21 @@ class McpLayer implements Layer {
     for (const listener of this.#listeners) listener.end();
   }
 
-  cancels({ method, params }: JsonObject): string | number | undefined {
-    const { requestId } = method === 'notifications/cancelled' && isObject(params) ? params : {};
-    return isMcpId(requestId) ? requestId : undefined;
+  cancels(frame: JsonObject): string | number | undefined {
+    return calledOff(frame);
   }
 
   notification(frame: JsonObject, context: DispatchContext): void {
-    const requestId = this.cancels(frame);
-    if (requestId === undefined) return;
-    const { reason } = frame['params'] as JsonObject;
-    this.#pending
-      .get(keyOf(context, requestId))
-      ?.cancel(typeof reason === 'string' ? reason.slice(0, 1000) : undefined);
+    const id = calledOff(frame);
+    if (id !== undefined) this.#pending.get(keyOf(context, id))?.cancel(reasonIn(frame));
   }
 
   request(frame: JsonObject, context: DispatchContext): Json | undefined | Promise<Json | undefined> {
-    const { id, method } = frame;
-    if (!isMcpId(id)) return rpcError(undefined, INVALID_REQUEST, 'Invalid Request: an id is a string or an integer');
+    const { id } = frame;
+    const method = frame['method'] as string;
+    if (!isMcpId(id)) return badId();
     try {
-      // The caller would take an error for the answer of the request that still runs; but so it would any answer.
-      if (this.#pending.has(keyOf(context, id)))
-        throw new RpcError(INVALID_REQUEST, 'Invalid Request: the id is in use');
-      const { _meta, ...params } = isObject(frame['params']) ? (frame['params'] as JsonObject) : {};
-      const meta = checkedMeta(method as string, _meta, params);
+      const { params, meta } = partsOf(frame, this.#pending.has(keyOf(context, id)));
       switch (method) {
         case 'server/discover':
           return rpcResult(id, this.#discover());
@@ -237,16 +231,15 @@ class McpLayer implements Layer {
         case 'subscriptions/listen':
           return this.#listen(id, params, context);
         default:
-          throw new RpcError(METHOD_NOT_FOUND, `Method not found: ${(method as string).slice(0, 80)}`);
+          throw new RpcError(METHOD_NOT_FOUND, `Method not found: ${method.slice(0, 80)}`);
       }
     } catch (error) {
-      return this.#refused(id, error, context, method as string);
+      return this.#refused(id, error, context, method);
     }
   }
 
   #refused(id: string | number, error: unknown, context: DispatchContext, method: string): JsonObject {
-    if (error instanceof RpcError)
-      return rpcError(id, error.rpc.code, error.rpc.message, error.rpc.data as Json | undefined);
+    if (error instanceof RpcError) return refusalOf(id, error);
     context.onError?.(error, method);
     return rpcError(id, INTERNAL_ERROR, 'Internal error');
   }
@@ -411,9 +404,7 @@ class McpLayer implements Layer {
       const cancel = later(this.clock, LISTEN_MS, listener.end);
       this.#pending.set(key, listener);
       this.#listeners.add(listener);
-      let layers = listening.get(this.tools);
-      if (layers === undefined) listening.set(this.tools, (layers = new Set()));
-      layers.add(this);
+      getOrMake(listening, this.tools, () => new Set<McpLayer>()).add(this);
       emit(
         rpcNotification('notifications/subscriptions/acknowledged', {
           _meta: tag,
@@ -451,9 +442,44 @@ export function isMcpId(id: unknown): id is string | number {
   return typeof id === 'string' || Number.isSafeInteger(id);
 }
 
-/** Ids of two callers, or of two types, never meet. */
-function keyOf(context: DispatchContext, id: string | number): string {
-  return JSON.stringify([context.from ?? '', id]);
+/** @internal Ids of two callers, or of two types, never meet. */
+export function keyOf({ from = '' }: DispatchContext, id: string | number): string {
+  return JSON.stringify([from, id]);
+}
+
+/** @internal The id of the request that a notification calls off. */
+export function calledOff({ method, params }: JsonObject): string | number | undefined {
+  const { requestId } = method === 'notifications/cancelled' && isObject(params) ? params : {};
+  return isMcpId(requestId) ? requestId : undefined;
+}
+
+/** @internal Why, as far as it is repeated. */
+export function reasonIn({ params }: JsonObject): string | undefined {
+  const { reason } = params as JsonObject;
+  return typeof reason === 'string' ? reason.slice(0, 1000) : undefined;
+}
+
+/**
+ * What a request asks with, and what it says about itself.
+ *
+ * @internal
+ * @throws RpcError
+ */
+export function partsOf(frame: JsonObject, isInUse: boolean): { params: JsonObject; meta: JsonObject } {
+  // The caller would take an error for the answer of the request that still runs; but so it would any answer.
+  if (isInUse) throw new RpcError(INVALID_REQUEST, 'Invalid Request: the id is in use');
+  const { _meta, ...params } = isObject(frame['params']) ? (frame['params'] as JsonObject) : {};
+  return { params, meta: checkedMeta(frame['method'] as string, _meta, params) };
+}
+
+/** @internal The answer to a request whose id MCP does not have. */
+export function badId(): JsonObject {
+  return rpcError(undefined, INVALID_REQUEST, 'Invalid Request: an id is a string or an integer');
+}
+
+/** @internal The answer that an error is. */
+export function refusalOf(id: Id, { rpc: { code, message, data } }: RpcError): JsonObject {
+  return rpcError(id, code, message, data as Json | undefined);
 }
 
 function cursorOf(name: string): string {

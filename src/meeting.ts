@@ -6,7 +6,6 @@
  *
  * @module
  */
-
 import { toBase64url, utf8 } from './bytes.ts';
 import { checkMailbox, type Incoming, type Listener, openMailbox, type SendOptions, type Sent } from './channel.ts';
 import { following } from './clock.ts';
@@ -17,8 +16,8 @@ import { authorOf, drop, feedOf } from './feed.ts';
 import { compact } from './frames.ts';
 import { type Options, orAbort, retrying, type Transport, transportOf } from './http.ts';
 import { identityKeys } from './identity.ts';
+import { remember } from './maps.ts';
 import { roomClasses, verify } from './names.ts';
-import { remember } from './replies.ts';
 import { checkSigner, PATIENCE_MS, readView, saySigned } from './rooms.ts';
 import { NONE, Seal, type SealedChannel, SealedLine } from './sealed.ts';
 import type { Signer } from './signer.ts';

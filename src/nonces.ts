@@ -4,7 +4,6 @@
  *
  * @module
  */
-
 import { BadNonce } from './errors.ts';
 import { type Clock, orAbort } from './http.ts';
 import { isNonce } from './names.ts';
@@ -21,7 +20,8 @@ export interface NonceSource {
   raiseNonce(scope: string, seen: string, clock: Clock): void;
 }
 
-const MAX_NONCE = 9_999_999_999_999_999_999n;
+/** The highest there is. */
+export const MAX_NONCE = 9_999_999_999_999_999_999n;
 const DAY_MS = 86_400_000n;
 
 /** The last nonces of one key, by scope. `*` stands for every scope that is not listed. */

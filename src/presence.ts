@@ -10,9 +10,9 @@
 import { toHex, utf8 } from './bytes.ts';
 import { sha256 } from './crypto.ts';
 import { budgetOf, healthOf, sharedOf, type Transport, within } from './http.ts';
+import { count, remember } from './maps.ts';
 import { type NotePath, verify } from './names.ts';
 import { readNote, setNote } from './notes.ts';
-import { remember } from './replies.ts';
 import { readView, saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
@@ -178,7 +178,7 @@ export async function attend(
       },
     );
   const served = servedOf(t);
-  served.set(mailbox, (served.get(mailbox) ?? 0) + 1);
+  count(served, mailbox, 1);
   try {
     let isSingle = true;
     let idle: number | undefined;
@@ -207,9 +207,7 @@ export async function attend(
       idle += Math.max(PERIOD_MS, t.clock.now() - before);
     }
   } catch {
-    const others = served.get(mailbox)! - 1;
-    if (others > 0) served.set(mailbox, others);
-    else served.delete(mailbox);
+    count(served, mailbox, -1);
     // A service that could not be reached just now keeps nobody who ends.
     if (!told || !isLast() || healthOf(t).failure) return;
     const { signal: until, end } = within(t, GOODBYE_MS);

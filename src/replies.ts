@@ -8,6 +8,7 @@ import { isMailbox } from './channel.ts';
 import { TechnocoreError } from './errors.ts';
 import { retrying, type Transport, within } from './http.ts';
 import { resolveIdentity } from './identity.ts';
+import { remember } from './maps.ts';
 import { Lanes } from './nonces.ts';
 import { readView } from './rooms.ts';
 import type { Regulars } from './turns.ts';
@@ -30,13 +31,6 @@ const NAMED_MS = 60_000;
 const PROVED_MS = 3_600_000;
 /** Rooms and keys remembered of each kind. What is forgotten is looked up again. */
 const MAX_KNOWN = 4096;
-
-/** Sets a value in a map of bounded size, letting go of what was set first. */
-export function remember<K, V>(map: Map<K, V>, key: K, value: V, max: number = MAX_KNOWN): void {
-  map.delete(key);
-  map.set(key, value);
-  if (map.size > max) map.delete(map.keys().next().value!);
-}
 
 /**
  * Looks at a time, and such that wait for their turn: enough for whoever comes, and so few that the reading of the mailbox,
@@ -122,7 +116,7 @@ export class ReplyRooms {
   async find(from: string, named: unknown): Promise<string | undefined> {
     if (named !== undefined) {
       if (!this.#allowed(named)) return undefined;
-      remember(this.#last, from, named);
+      remember(this.#last, from, named, MAX_KNOWN);
       return named;
     }
     const now = this.#t.clock.now();
@@ -132,7 +126,7 @@ export class ReplyRooms {
     const room = (identity?.signed ? identity.mailbox : undefined) ?? this.#last.get(from) ?? identity?.mailbox;
     const found = this.#allowed(room) ? room : undefined;
     // Not for long: an identity may be published at any time, and found missing again by one read.
-    remember(this.#named, from, { room: found, until: now + NAMED_MS });
+    remember(this.#named, from, { room: found, until: now + NAMED_MS }, MAX_KNOWN);
     return found;
   }
 
@@ -149,7 +143,7 @@ export class ReplyRooms {
       );
       if (view.messages.some((m) => m.from === from)) {
         this.#looked.give(from);
-        remember(this.#proved, `${from} ${room}`, now + PROVED_MS);
+        remember(this.#proved, `${from} ${room}`, now + PROVED_MS, MAX_KNOWN);
         return 'proved';
       }
       const { unprovedPerDay, unprovedPerKey, newRoomsPerDay } = this.#limits;
@@ -183,7 +177,7 @@ export class ReplyRooms {
     const now = this.#t.clock.now();
     if ((this.#proved.get(name) ?? 0) <= now) return false;
     // Its line sinks out of sight under the answers; who goes on asking need not prove himself again.
-    remember(this.#proved, name, now + PROVED_MS);
+    remember(this.#proved, name, now + PROVED_MS, MAX_KNOWN);
     return true;
   }
 }

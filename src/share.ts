@@ -10,8 +10,8 @@ import { classify, type JsonObject } from './dispatch.ts';
 import { authorOf, drop } from './feed.ts';
 import { compact, decode, encodeLong, isObject, type Json } from './frames.ts';
 import { retrying, type Transport } from './http.ts';
+import { count, remember } from './maps.ts';
 import type { PolledView } from './messages.ts';
-import { remember } from './replies.ts';
 import { PATIENCE_MS, type Place, readView } from './rooms.ts';
 import type { Signer } from './signer.ts';
 import { FRAME_MEMBER } from './spill.ts';
@@ -198,22 +198,20 @@ export class Share {
 
   #keep(m: Incoming, frame: Frame, partition: number): void {
     const { from, seq } = m;
-    const count = this.#keptOf.get(from) ?? 0;
-    if (count >= MAX_OF_KEY || this.#kept.size >= MAX_KEPT) {
+    const own = this.#keptOf.get(from) ?? 0;
+    if (own >= MAX_OF_KEY || this.#kept.size >= MAX_KEPT) {
       // Whoever has it most likely handles it; if not, it is lost.
-      const [oldest] = [...this.#kept.values()].filter((one) => count < MAX_OF_KEY || one.m.from === from);
+      const [oldest] = [...this.#kept.values()].filter((one) => own < MAX_OF_KEY || one.m.from === from);
       drop(this.#t, 'skipped', oldest!.m, { reason: 'too much for others' });
       this.#drop(oldest!.m.seq);
     }
     this.#kept.set(seq, { m, frame, partition });
-    this.#keptOf.set(from, (this.#keptOf.get(from) ?? 0) + 1);
+    count(this.#keptOf, from, 1);
   }
 
   #remove(seq: number, from: string): void {
     this.#kept.delete(seq);
-    const left = this.#keptOf.get(from)! - 1;
-    if (left > 0) this.#keptOf.set(from, left);
-    else this.#keptOf.delete(from);
+    count(this.#keptOf, from, -1);
   }
 
   #drop(seq: number): void {

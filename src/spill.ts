@@ -10,6 +10,7 @@ import { sha256 } from './crypto.ts';
 import { TechnocoreError } from './errors.ts';
 import { encode, isObject, type Json, MAX_TEXT } from './frames.ts';
 import { randomFloat, type Transport } from './http.ts';
+import { remember } from './maps.ts';
 import { isName } from './names.ts';
 import { Lanes } from './nonces.ts';
 import { readNote, setNote } from './notes.ts';
@@ -131,9 +132,7 @@ export class Spills {
     }
     // A process before this one may have used any.
     const set = known ?? Math.floor(randomFloat(this.#t.random) * SETS);
-    this.#sets.delete(place);
-    if (this.#sets.size >= MAX_PLACES) this.#sets.delete(this.#sets.keys().next().value!);
-    this.#sets.set(place, (set + 1) % SETS);
+    remember(this.#sets, place, (set + 1) % SETS, MAX_PLACES);
     return set;
   }
 }

@@ -5,6 +5,7 @@
  * @module
  */
 import type { Clock } from './clock.ts';
+import { count } from './maps.ts';
 
 /** Keys remembered. */
 const MAX_REGULARS = 4096;
@@ -61,7 +62,7 @@ export const NEVER: number = Number.POSITIVE_INFINITY;
  * A crowd is late, all of it, also once it was served: the larger it is, the later.
  */
 const latenessOf = (rank: number): number => Math.min(Math.log2(2 + rank), LATEST);
-const LATEST = Math.log2(2 * MAX_REGULARS);
+const LATEST = /* @__PURE__ */ Math.log2(2 * MAX_REGULARS);
 
 /** What newcomers may not have of anything that nobody gives back for others, as a part of the whole. */
 const KEPT_PART = 1 / 4;
@@ -243,7 +244,7 @@ export function givesWay<T extends Holder>(held: readonly T[], newcomer: Holder)
   const own = new Map<string, number>();
   let ofNew = 0;
   for (const { from, rank } of [newcomer, ...held]) {
-    own.set(from, (own.get(from) ?? 0) + 1);
+    count(own, from, 1);
     if (rank === NEVER) ofNew++;
   }
   const havingOf = ({ from, rank }: Holder): Having => {

@@ -4,6 +4,7 @@
  * @module
  */
 import { onAbort } from './clock.ts';
+import { count } from './maps.ts';
 import { mostFor, type Ranks, Turns } from './turns.ts';
 
 /** Turns for work of many keys. */
@@ -60,9 +61,7 @@ export class Workers {
       if (!inside) return;
       inside = false;
       this.#busy--;
-      const taken = this.#taken.get(from)! - 1;
-      if (taken > 0) this.#taken.set(from, taken);
-      else this.#taken.delete(from);
+      count(this.#taken, from, -1);
       this.#next();
     };
   }
@@ -74,7 +73,7 @@ export class Workers {
 
   #take(from: string): void {
     this.#busy++;
-    this.#taken.set(from, (this.#taken.get(from) ?? 0) + 1);
+    count(this.#taken, from, 1);
   }
 
   #next(): void {

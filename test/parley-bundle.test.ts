@@ -26,7 +26,7 @@ async function bundle(external: string[] = []): Promise<{ text: string; files: s
 test('bundled alone, parley carries nothing of rooms, MCP, A2A, Ed25519 or AES', async () => {
   const { text, files } = await bundle();
   const own = files.filter((file) => file.startsWith('src/')).map((file) => file.slice(4));
-  const rooms = ['budget', 'bytes', 'clock', 'crypto', 'errors', 'frames', 'http'].map((name) => `${name}.ts`);
+  const rooms = ['budget', 'bytes', 'clock', 'crypto', 'errors', 'frames', 'http', 'maps'].map((name) => `${name}.ts`);
   const parley = ['noise.ts', 'parley-invite.ts', 'parley-relay.ts', 'parley.ts'];
   expect(own.filter((file) => !rooms.includes(file)).sort()).toEqual(parley);
   expect(files.filter((file) => /ciphers\/(?:aes|_polyval)/.test(file))).toEqual([]);
@@ -40,7 +40,7 @@ test('bundled alone, parley carries nothing of rooms, MCP, A2A, Ed25519 or AES',
 });
 
 test('its own code is small', async () => {
-  const lower = ['bytes', 'clock', 'crypto', 'errors', 'frames', 'http'].map((name) => `./${name}.ts`);
+  const lower = ['bytes', 'clock', 'crypto', 'errors', 'frames', 'http', 'maps'].map((name) => `./${name}.ts`);
   const { text } = await bundle(['@noble/*', ...lower]);
   expect(gzipSync(text, { level: 9 }).length).toBeLessThan(8000);
 });

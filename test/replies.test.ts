@@ -2,7 +2,7 @@ import { describe, expect, test } from 'vitest';
 import { publishIdentity } from '../src/identity.ts';
 import { identityNote } from '../src/names.ts';
 import { setNote } from '../src/notes.ts';
-import { Daily, type ReplyLimits, ReplyRooms, remember } from '../src/replies.ts';
+import { Daily, type ReplyLimits, ReplyRooms } from '../src/replies.ts';
 import { faulty, PROFILES, type Profile, signer, world } from './support.ts';
 
 const alice = signer(1);
@@ -139,12 +139,6 @@ describe.each(PROFILES)('how many answers go there, %s', (profile) => {
     n = -1e9;
     await expect(w.run(replies.admits(alice.did, 'mb-p-b'))).rejects.toMatchObject({ code: 'unavailable' });
   });
-});
-
-test('a bounded map lets go of what was set first, and setting again renews', () => {
-  const map = new Map<number, number>();
-  for (const key of [1, 2, 3, 1, 4]) remember(map, key, key, 3);
-  expect([...map.keys()]).toEqual([3, 1, 4]);
 });
 
 test('what was counted today stays counted, however many others come', () => {
