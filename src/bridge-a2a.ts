@@ -8,7 +8,7 @@ import { A2A_BINDING } from './a2a-card.ts';
 import { isInterrupted, isTerminal, stateOf } from './a2a-states.ts';
 import { MAX_STREAMS, STREAM_MS } from './a2a-types.ts';
 import { checkMailbox } from './channel.ts';
-import { type Clock, onAbort, systemClock } from './clock.ts';
+import { type Clock, eitherOf, onAbort, systemClock } from './clock.ts';
 import { converse } from './conversation.ts';
 import { type CallContext, type Handler, type JsonObject, resultOf, staysOpen } from './dispatch.ts';
 import { BadName, checkObject, RpcError, TechnocoreError } from './errors.ts';
@@ -229,7 +229,7 @@ async function carried(mailbox: string, body: string, signer: Signer, o: RoomTra
     return Response.json(answer);
   }
   const left = new AbortController();
-  const signal = o.signal ? AbortSignal.any([o.signal, left.signal]) : left.signal;
+  const signal = eitherOf(o.signal, left.signal)!;
   const text = new TextEncoder();
   let items!: ReadableStreamDefaultController<Uint8Array>;
   const stream = new ReadableStream<Uint8Array>({

@@ -136,11 +136,16 @@ export function fromBase64url(text: string, into?: Uint8Array): Uint8Array | und
   return nativeBytes(native, text, 'base64url');
 }
 
+/** The digits of base64url as those of standard base64. */
+export function withPlus(text: string): string {
+  return text.replaceAll('-', '+').replaceAll('_', '/');
+}
+
 /** Standard base64 with padding (RFC 4648, section 4). */
 export function toBase64(bytes: Uint8Array): string {
   const native = nativeFor(bytes.length);
   if (native) return nativeText(native, bytes, 'base64');
-  const text = encode64(bytes).replaceAll('-', '+').replaceAll('_', '/');
+  const text = withPlus(encode64(bytes));
   return text.padEnd((text.length + 3) & ~3, '=');
 }
 

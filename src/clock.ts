@@ -74,6 +74,11 @@ export function following(signal: AbortSignal | undefined): { stop: AbortControl
   return { stop, forget: onAbort(signal, follow) };
 }
 
+/** A signal that aborts as soon as one of two does. */
+export function eitherOf(a: AbortSignal | undefined, b: AbortSignal | undefined): AbortSignal | undefined {
+  return a && b ? AbortSignal.any([a, b]) : (a ?? b);
+}
+
 /** Why an inner wait ends that nobody asks about. Without a reason each abort would make an exception with a stack. */
 export const OVER = 'over';
 

@@ -4,7 +4,7 @@
  *
  * @module
  */
-import { concat, toBase64url, toHex, utf8 } from './bytes.ts';
+import { concat, toBase64url, toHex, utf8, withPlus } from './bytes.ts';
 import { check32, randomBytes, sha256, type X25519Key, x25519 } from './crypto.ts';
 import { BadInvite, BadKey, DecryptError, TechnocoreError } from './errors.ts';
 import { isObject } from './frames.ts';
@@ -130,7 +130,7 @@ export class Secret {
 export function looseBase64url(text: string): Uint8Array | undefined {
   const digits = text.replace(/[\r\n]/g, '');
   if (!/^[\w-]*$/.test(digits) || digits.length % 4 === 1) return undefined;
-  return Uint8Array.from(atob(digits.replaceAll('-', '+').replaceAll('_', '/')), (c) => c.charCodeAt(0));
+  return Uint8Array.from(atob(withPlus(digits)), (c) => c.charCodeAt(0));
 }
 
 // Percent escapes as bytes, one character each: what is no ASCII afterwards fails where ASCII is needed.

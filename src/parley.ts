@@ -6,7 +6,7 @@
  */
 import { concat, equalBytes, fromBase64url, fromUtf8, toBase64url, toHex, utf8 } from './bytes.ts';
 import type { Channel, Incoming, Listener } from './channel.ts';
-import { randomFloat } from './clock.ts';
+import { eitherOf, randomFloat } from './clock.ts';
 import { sha256 } from './crypto.ts';
 import {
   BadInvite,
@@ -704,9 +704,6 @@ export class Session implements Channel {
     this.#ring();
   }
 }
-
-const eitherOf = (a?: AbortSignal, b?: AbortSignal): AbortSignal | undefined =>
-  a && b ? AbortSignal.any([a, b]) : (a ?? b);
 
 // A skipped frame is no reason to stop.
 function skip(cause: unknown): Received[] {
