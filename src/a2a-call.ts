@@ -21,6 +21,7 @@ import {
   isShaped,
   isTask,
   isTask03,
+  MAX_BEHIND,
   message03,
   STREAM_MS,
   WAIT_META,
@@ -31,7 +32,7 @@ import type { Channel } from './channel.ts';
 import { following } from './clock.ts';
 import { converse } from './conversation.ts';
 import { type JsonObject, METHOD_NOT_FOUND, resultOf } from './dispatch.ts';
-import { checkObject, type RpcError, TechnocoreError } from './errors.ts';
+import { checkObject, type RpcError, TechnocoreError, Unavailable } from './errors.ts';
 import { compact, isObject, type Json } from './frames.ts';
 import { sharedOf, type Transport, transportOf } from './http.ts';
 import type { CallOptions } from './line.ts';
@@ -340,8 +341,8 @@ const MAX_SILENT = 3;
 
 /**
  * Sends a message, and gives what comes of it as it comes: a message alone; or the task, then its states and artifacts, the
- * last of them a state in which it is over or waits for us. After a gap, or a long silence, the task comes again as it
- * is by then.
+ * last of them a state in which it is over or waits for us. After a gap, a long silence, or when more than 256
+ * wait to be read, the task comes again as it is by then.
  *
  * @param what the message, or `{ taskId }` to watch a task of ours that goes on
  * @throws RpcError as {@link a2aSend}; -32004 the agent has no streams, or the task is over
@@ -397,6 +398,7 @@ async function* conversation(
     const take = (frame: JsonObject, kind: string): 'done' | number | undefined => {
       if (kind !== 'response') return undefined;
       const item = answered(spelling.item, resultOf(frame));
+      if (items.length >= MAX_BEHIND) throw new Unavailable('more came than was read');
       items.push(item);
       wake?.();
       return item.message || isLast(item) ? 'done' : SILENCE_MS;

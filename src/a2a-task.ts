@@ -17,6 +17,7 @@ import {
   isArtifact,
   isList,
   isPart,
+  MAX_BEHIND,
 } from './a2a-types.ts';
 import { type Clock, later, onAbort } from './clock.ts';
 import type { JsonObject } from './dispatch.ts';
@@ -91,8 +92,6 @@ const MAX_HISTORY = 256;
 const MAX_WAITING = 16;
 /** Requests of a task that are remembered. */
 const MAX_REQUESTS = 32;
-/** Items that a slow stream may be behind. */
-const MAX_BEHIND = 256;
 
 /** What all tasks of an agent have in common. */
 export interface Shop {

@@ -352,5 +352,7 @@ export function item03({ task, message, statusUpdate, artifactUpdate }: A2AItem)
 
 /** Streams that an agent keeps at a time, of all callers and of one. */
 export const MAX_STREAMS = [256, 16] as const;
+/** Items that wait for a slow reader, on either side. */
+export const MAX_BEHIND = 256;
 /** How long it keeps one, ms, because nobody sees a reader go. */
 export const STREAM_MS = 3_600_000;

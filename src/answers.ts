@@ -7,7 +7,7 @@
 import { packed } from './batch.ts';
 import { type Id, INTERNAL_ERROR, INTERRUPTED, type JsonObject, rpcError } from './dispatch.ts';
 import { FrameTooLong } from './errors.ts';
-import { encodeLong, MAX_TEXT } from './frames.ts';
+import { blanked, encodeLong, MAX_TEXT } from './frames.ts';
 import { MAX_SPILLED, spilledBytes, writesFor } from './spill.ts';
 
 /** Too much to do; `data.retryAfterMs`. */
@@ -39,6 +39,29 @@ export function fitted(text: string, id: Id, spills: boolean, limit: number): st
   if (!spills) return tooLarge(id, text.length, limit);
   const bytes = spilledBytes(text);
   return bytes <= MAX_SPILLED ? text : tooLarge(id, bytes, MAX_SPILLED);
+}
+
+/**
+ * What a handler threw and what caused it, for the terminal of whoever runs the server: a stranger's words may stand in it,
+ * and must do nothing there.
+ */
+export function printable(thrown: unknown): string {
+  const texts: string[] = [];
+  let cause = thrown;
+  for (let depth = 0; depth < 5 && cause instanceof Error; depth++) {
+    texts.push(cause.stack ?? cause.message);
+    cause = cause.cause;
+  }
+  if (texts.length === 0) texts.push(typeof thrown === 'string' ? thrown : asJson(thrown));
+  return texts.join('\ncaused by ').split('\n').map(blanked).join('\n');
+}
+
+function asJson(value: unknown): string {
+  try {
+    return encodeLong(value);
+  } catch {
+    return `something without JSON form: ${typeof value}`;
+  }
 }
 
 export function tooLarge(id: Id, chars: number, limit: number): string {

@@ -76,7 +76,7 @@ function labelOf(name: string, of: Json): string {
   const { title, description, type, items, ...rest } = schemaIn(of);
   const options = optionsOf(type === 'array' ? schemaIn(items) : rest);
   const several = type === 'array' ? ', several with commas' : '';
-  const takes = options ? `one of ${options.map((option) => shown(String(option))).join(', ')}` : textIn(type);
+  const takes = options ? `one of ${options.map((option) => shown(option)).join(', ')}` : textIn(type);
   const about = [textIn(description) ?? [], takes === undefined ? [] : `${takes}${several}`].flat();
   return `${textIn(title) ?? shown(name)}${about.length > 0 ? ` (${about.join('; ')})` : ''}`;
 }
@@ -89,7 +89,7 @@ async function askField(
   isNeeded: boolean,
 ): Promise<{ given?: Json } | undefined> {
   const usual = of['default'];
-  const otherwise = usual !== undefined ? ` [${shown(String(usual))}]` : isNeeded ? '' : ' [leave out]';
+  const otherwise = usual !== undefined ? ` [${shown(usual)}]` : isNeeded ? '' : ' [leave out]';
   for (;;) {
     const line = await prompted(args, `${labelOf(name, of)}${otherwise}: `);
     if (line === undefined) return undefined;
@@ -108,7 +108,7 @@ function valueFrom(line: string, of: Schema): Json | undefined {
     return each.some((value) => value === undefined) ? undefined : (each as Json[]);
   }
   const options = optionsOf(of);
-  if (options) return options.find((option) => String(option) === text);
+  if (options) return options.find((option) => shown(option) === text);
   if (of['type'] === 'boolean') return TRUE.test(text) ? true : FALSE.test(text) ? false : undefined;
   if (of['type'] !== 'number' && of['type'] !== 'integer') return line;
   const n = text === '' ? Number.NaN : Number(text);

@@ -106,9 +106,7 @@ function adviceFor(result: Json, to: string): string | undefined {
   const task = isObject(result['task']) ? result['task'] : result;
   const { state } = isObject(task['status']) ? task['status'] : {};
   const isAsking = typeof state === 'string' && /^(TASK_STATE_INPUT_REQUIRED|input-required)$/.test(state);
-  return isAsking
-    ? `The task asks back. Its answer is a message with the taskId ${shown(String(task['id']))}.`
-    : undefined;
+  return isAsking ? `The task asks back. Its answer is a message with the taskId ${shown(task['id'])}.` : undefined;
 }
 
 // --- tools -------------------------------------------------------------------------------------------------------

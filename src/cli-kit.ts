@@ -10,6 +10,7 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline/promises';
 import { parseArgs } from 'node:util';
 import { toHex } from './bytes.ts';
+import { blanked } from './frames.ts';
 import { neverSent, onAbort, shownBase, transportOf } from './http.ts';
 import {
   type Event,
@@ -348,8 +349,11 @@ export const print = (line: string): void => void process.stdout.write(`${line}\
 /** What is no result: on stderr, so that the result can be piped. */
 export const tell = (line: string): void => void process.stderr.write(`${isWaiting ? CLEAR : ''}${line}\n`);
 
-/** A stranger's text on one line of a terminal: no escape sequences, nothing that turns the direction of writing. */
-export const shown = (text: string): string => text.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu, ' ');
+/**
+ * A stranger's text on one line of a terminal: no escape sequences, nothing that turns the direction of writing. What is no
+ * text, as JSON: a stranger's object may have a `toString` that is none.
+ */
+export const shown = (value: unknown): string => blanked(typeof value === 'string' ? value : json(value, true));
 
 /** A JSON value for people, or for scripts. Escaped beyond ASCII where it could do something to a terminal. */
 export function json(value: unknown, isCompact: boolean): string {

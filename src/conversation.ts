@@ -9,7 +9,7 @@ import { type Channel, doubtMailbox, isChannel, limitOf, type Sent } from './cha
 import { type Clock, following, OVER } from './clock.ts';
 import { classify, INTERRUPTED, type JsonObject, rpcRequest } from './dispatch.ts';
 import { CallTimeout, checkText, FrameTooLong, TechnocoreError } from './errors.ts';
-import { decode, encodeLong, encodeWithin, isDeep, isObject, type Json, MAX_TEXT } from './frames.ts';
+import { decode, encodeLong, encodeWithin, isObject, type Json, MAX_TEXT } from './frames.ts';
 import { budgetOf, healthOf, orAbort, type Transport, transportOf } from './http.ts';
 import type { Waiting } from './inbox.ts';
 import { addressed, type CallOptions, type Line, lineOf, pin, shortened } from './line.ts';
@@ -376,7 +376,7 @@ class Conversation implements Waiting {
     this.#spilled.set(from, count + 1);
     try {
       const text = await channel.spill.get(frame[FRAME_MEMBER]!, signal);
-      const answer = isDeep(text) ? undefined : decode(text);
+      const answer = decode(text);
       if (classify(answer) !== 'response' || (answer as JsonObject)['id'] !== id) {
         throw new TechnocoreError('spill_lost', 'what was spilled is not the answer');
       }

@@ -24,6 +24,9 @@ export type Frame = { [key: string]: Json } | Json[];
 // Cs finds lone surrogates only: under the `u` flag a pair is one code point of another category.
 const SWEPT = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu;
 
+/** The text with blanks for all that is swept: a stranger's, it then does nothing to a terminal. */
+export const blanked = (text: string): string => text.replace(SWEPT, ' ');
+
 /** Number of code points; a lone surrogate counts as one. */
 export function codePoints(text: string): number {
   let pairs = 0;
@@ -47,7 +50,7 @@ export function codePoints(text: string): number {
  * @throws FrameTooLong more than `limit` code points are left
  */
 export function sweep(text: string, limit: number = MAX_TEXT, what = 'the text'): string {
-  const swept = checkText(text, what).replace(SWEPT, ' ').trim();
+  const swept = blanked(checkText(text, what)).trim();
   if (swept === '') throw new EmptyText();
   // Counting is needed only where UTF-16 units could mislead.
   if (swept.length > limit) {
@@ -114,9 +117,13 @@ export function encodeWithin(frame: Json, limit: number): string {
   return text;
 }
 
-/** The frame in a text: a JSON object or array, else undefined. Never throws. */
+/**
+ * The frame in a text: a JSON object or array, else undefined; also for one longer than a message that is nested more than
+ * 1,000 deep, which nobody could write down again. Never throws.
+ */
 export function decode(text: string): Frame | undefined {
   try {
+    if (text.length > MAX_TEXT && isDeep(text)) return undefined;
     // Most of what is no frame is plain words; to have them refused by the parser costs as much as the rest of a message.
     return /^[\t\n\r ]*[[{]/.test(text) ? JSON.parse(text) : undefined;
   } catch {
@@ -128,7 +135,7 @@ export function decode(text: string): Frame | undefined {
 const MAX_DEPTH = 1000;
 
 /** True for JSON text that is nested too deeply for whoever works on its values. */
-export function isDeep(text: string): boolean {
+function isDeep(text: string): boolean {
   let depth = 0;
   for (const [token] of text.matchAll(/"[^"\\]*(?:\\.[^"\\]*)*"?|[[\]{}]/gs)) {
     if (token === '[' || token === '{') {

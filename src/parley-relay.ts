@@ -117,7 +117,9 @@ export class HttpRelay implements Relay {
   }
 
   async members(membership: Membership, o?: Abortable): Promise<number> {
-    return Number(answerOf(await this.#ask(membership, { path: '/members' }, 'token', o))['members']);
+    const { members } = answerOf(await this.#ask(membership, { path: '/members' }, 'token', o));
+    if (typeof members !== 'number') throw unreadable();
+    return members;
   }
 
   #patiently<T>(waitMs: number, run: (leftMs: number) => Promise<T>, o?: Abortable): Promise<T> {

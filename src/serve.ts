@@ -6,7 +6,7 @@
  */
 
 import { Answering, type Reply, replyNamed } from './answering.ts';
-import { BUSY, before, DEADLINE, denied, interrupted } from './answers.ts';
+import { BUSY, before, DEADLINE, denied, interrupted, printable } from './answers.ts';
 import { toHex, utf8 } from './bytes.ts';
 import {
   beginningOf,
@@ -655,7 +655,8 @@ class Server implements Listener {
 
   /** What a handler threw: the caller learns none of it, whoever runs the server all. */
   readonly #told = (error: unknown, method: string): void => {
-    if (!this.#o.onEvent) console.error(`technocore-rpc: the handler of ${JSON.stringify(method)} failed:`, error);
+    if (!this.#o.onEvent)
+      console.error(`technocore-rpc: the handler of ${JSON.stringify(method)} failed: ${printable(error)}`);
     this.#t.onEvent({ kind: 'handler-error', method, error });
   };
 

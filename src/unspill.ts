@@ -6,7 +6,7 @@
  */
 import { classify, type JsonObject } from './dispatch.ts';
 import { TechnocoreError } from './errors.ts';
-import { decode, isDeep, isObject, type Json } from './frames.ts';
+import { decode, isObject, type Json } from './frames.ts';
 import { FRAME_MEMBER } from './spill.ts';
 import type { Ranks } from './turns.ts';
 import { Workers } from './workers.ts';
@@ -40,8 +40,7 @@ export class LongRequests {
     const release = await this.#turns.enter(from);
     if (!release) throw new TechnocoreError('too_many', 'too many long requests wait to be read');
     try {
-      const text = await this.#get(frame[FRAME_MEMBER]!);
-      const request = isDeep(text) ? undefined : decode(text);
+      const request = decode(await this.#get(frame[FRAME_MEMBER]!));
       if (classify(request) === 'request' && (request as JsonObject)['id'] === frame['id'])
         return request as JsonObject;
     } finally {

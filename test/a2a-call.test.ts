@@ -240,6 +240,38 @@ describe('streams', () => {
     expect(s.kinds()).toContain('gap');
   });
 
+  test('of what is not read only so much is kept; then comes the task as it is', async () => {
+    const w = world();
+    const sent = gate();
+    const status = (state: string) => ({ state: `TASK_STATE_${state}`, timestamp: '2026-01-01T00:00:00.000Z' });
+    const steps = 400;
+    const methods = new Map<string, Handler>([
+      [
+        'SendStreamingMessage',
+        async function* () {
+          yield { task: { id: 't', contextId: 'c', status: status('SUBMITTED') } };
+          for (let i = 0; i < steps; i++)
+            yield { statusUpdate: { taskId: 't', contextId: 'c', status: status('WORKING') } };
+          sent.open();
+          return { statusUpdate: { taskId: 't', contextId: 'c', status: status('COMPLETED') } };
+        },
+      ],
+      ['SubscribeToTask', () => ({ task: { id: 't', contextId: 'c', status: status('COMPLETED') } })],
+    ]);
+    const { run, call } = await stage(undefined, undefined, () => methods, w);
+    const items: string[] = [];
+    const reading = (async () => {
+      for await (const item of a2aStream(MAILBOX, 'go', caller, call)) {
+        items.push(brief(item));
+        if (items.length === 1) await sent.promise;
+      }
+    })();
+    await run(reading);
+    expect(items.slice(0, 2)).toEqual(['task SUBMITTED', 'WORKING']);
+    expect(items.at(-1)).toBe('task COMPLETED');
+    expect(items.length).toBeLessThan(steps);
+  });
+
   test('a task that is silent for long is asked after, and its stream goes on', async () => {
     const { run, call, clock } = await stage(async (_, task) => {
       await task.update('working', 'begun');

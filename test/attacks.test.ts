@@ -1,7 +1,7 @@
-import { expect, test } from 'vitest';
+import { expect, onTestFinished, test, vi } from 'vitest';
 import { serve } from '../src/builtin.ts';
 import { call } from '../src/call.ts';
-import { type CallContext, localOnly } from '../src/dispatch.ts';
+import { type CallContext, type Handler, localOnly } from '../src/dispatch.ts';
 import { createLocalService } from '../src/local.ts';
 import { respelled } from '../src/outbox.ts';
 import { read } from '../src/rooms.ts';
@@ -120,6 +120,36 @@ test('a write whose answer was lost, where nobody lets us look, ends', async () 
   const said = Signer.generate().say('x', 'hello there', { ...o, fetch });
   await expect(said).rejects.toMatchObject({ code: 'may_have_landed' });
   expect(requests).toBeLessThan(10);
+});
+
+test('what a handler throws with a stranger’s words in it does nothing to the terminal of whoever serves', async () => {
+  const o = world();
+  const told = vi.spyOn(console, 'error').mockImplementation(() => {});
+  onTestFinished(() => told.mockRestore());
+  const stop = new AbortController();
+  const cyclic: { self?: unknown } = {};
+  cyclic.self = cyclic;
+  const methods = new Map<string, Handler>([
+    ['fail', ({ city }) => Promise.reject(new Error(`no weather in ${city}`, { cause: new Error(`${city} again`) }))],
+    ['odd', () => Promise.reject(cyclic)],
+  ]);
+  await new Promise<void>((onReady) => {
+    const over = serve('mb-p-srv', Signer.generate(), { ...o, methods, signal: stop.signal, onReady });
+    onTestFinished(() => {
+      stop.abort();
+      return over;
+    });
+  });
+  const how = { ...o, replyTo: 'mb-p-evil' };
+  const city = 'Bern\x1b]0;pwned\x07\x9b2J\u202e';
+  for (const method of ['fail', 'odd']) {
+    await expect(call('mb-p-srv', method, { city }, Signer.generate(), how)).rejects.toMatchObject({ code: 'rpc' });
+  }
+  const [first, second] = told.mock.calls.map((words) => words.join(' '));
+  expect(first).toMatch(/"fail" failed: Error: no weather in Bern ]0;pwned {2}2J +\n +at .*/);
+  expect(first).toMatch(/\ncaused by Error: Bern ]0;pwned {2}2J +again/);
+  expect(first).not.toMatch(/[^\n -~\u2019]/);
+  expect(second).toMatch(/"odd" failed: something/);
 });
 
 test('a frame too deep to be written down is skipped, and the server goes on', async () => {

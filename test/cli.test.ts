@@ -505,7 +505,8 @@ describe('what is asked back', () => {
       return action + ' ' + JSON.stringify(content);
     });
     tool('think', 'Asks a model.', { type: 'object' }, (_, { sample }) => sample('m', { messages: [], maxTokens: 9 }));
-    methods.set('SendMessage', () => ({ task: { id: 't-1', status: { state: 'TASK_STATE_INPUT_REQUIRED' } } }));
+    const status = { state: 'TASK_STATE_INPUT_REQUIRED' };
+    methods.set('SendMessage', ({ id = 't-1' }) => ({ task: { id, status } }));
   `;
   const ROOT = new URL('..', import.meta.url).pathname;
   const caller = seeded(42);
@@ -555,6 +556,8 @@ describe('what is asked back', () => {
       code: 0,
       err: expect.stringMatching(/taskId t-1/),
     });
+    const odd = await ask('call', mailbox, 'SendMessage', '{"id":{"toString":1,"valueOf":2}}');
+    expect([odd.code, odd.err]).toEqual([0, expect.stringMatching(/taskId {"toString":1,"valueOf":2}\.\n$/)]);
     server.child.kill('SIGINT');
     expect((await server.done).code).toBe(0);
   });

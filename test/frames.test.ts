@@ -208,6 +208,16 @@ describe('frames', () => {
   });
 });
 
+test('what is longer than a message and nested without end is no frame', () => {
+  const nested = (depth: number, more: string): string =>
+    `{"a":${'['.repeat(depth)}${']'.repeat(depth)},"b":"${more}"}`;
+  expect(decode(nested(900, 'x'.repeat(5000)))).toMatchObject({ b: 'x'.repeat(5000) });
+  expect(decode(nested(900, '['.repeat(5000)))).toBeDefined();
+  expect(decode(nested(20_000, ''))).toBeUndefined();
+  // In a message there is no place for so much that it would matter.
+  expect(decode(nested(2000, ''))).toBeDefined();
+});
+
 describe('parseExact', () => {
   test('fault 15: nonces keep their digits', () => {
     expect(parseExact('{"nonce":1788872638667723579}', 'nonce')).toEqual({ nonce: '1788872638667723579' });
