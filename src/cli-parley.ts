@@ -26,10 +26,16 @@ function relayOf({ relay: host }: Invite): string {
   return host === '' || host === new HttpRelay(usual).host ? usual : `https://${host}`;
 }
 
-async function sessionOf(args: Args, relay: string): Promise<Session> {
+/** Who we are, and what we talk through. */
+interface End {
+  own: Identity;
+  session: Session;
+}
+
+async function endOf(args: Args, relay: string): Promise<End> {
   const signer = args.text('dir') === undefined ? undefined : await args.signer();
-  const identity = signer ? Identity.fromSeed(signer.derive('parley')) : Identity.generate();
-  return new Session(identity, new HttpRelay(relay));
+  const own = signer ? Identity.fromSeed(signer.derive('parley')) : Identity.generate();
+  return { own, session: new Session(own, new HttpRelay(relay)) };
 }
 
 /** The lines of the standard input, none lost while nobody asks. */
@@ -43,7 +49,7 @@ function input(): { lines: AsyncIterator<string>; close(): void } {
 }
 
 /** Sends what comes in line by line, prints what arrives, until one end closes. */
-async function talk(args: Args, session: Session, { lines, close }: ReturnType<typeof input>): Promise<number> {
+async function talk(args: Args, { own, session }: End, { lines, close }: ReturnType<typeof input>): Promise<number> {
   const stop = new AbortController();
   const leave = async (outcome: string): Promise<void> => {
     if (session.peer.state !== 'closed') await session.close(outcome);
@@ -64,8 +70,12 @@ async function talk(args: Args, session: Session, { lines, close }: ReturnType<t
     if (isGreeted) return;
     isGreeted = true;
     const { fingerprint, topic } = session.peer;
-    if (args.json) print(json({ kind: 'peer', fingerprint, topic }, true));
-    else tell(`talking to ${fingerprint}${topic && `, about: ${shown(topic)}`}; compare with what the other side sees`);
+    if (args.json) {
+      print(json({ kind: 'peer', own: own.fingerprint(), fingerprint, topic }, true));
+      return;
+    }
+    const about = topic && `, about: ${shown(topic)}`;
+    tell(`you are ${own.fingerprint()}, talking to ${fingerprint}${about}; compare both with what the other side sees`);
   };
   // Who is there is known once the handshake is done, with nothing said yet.
   const watch = setInterval(() => session.peer.state === 'active' && greet(), 50);
@@ -98,13 +108,13 @@ export const parleyCommands: Record<string, Command> = {
 way that nobody else reads. Of the relay a link names the host alone, and https is taken for granted.`,
     async run(args) {
       const relay = (args.text('relay') ?? usualRelay()).replace(/\/+$/, '');
-      const session = await sessionOf(args, relay);
-      const invite = await session.open(args.text('topic') ?? '', { signal: args.signal });
+      const end = await endOf(args, relay);
+      const invite = await end.session.open(args.text('topic') ?? '', { signal: args.signal });
       const link = invite.url();
       print(args.json ? json({ kind: 'link', link, relay: shownBase(relay) }, true) : link);
       if (`https://${invite.relay}` !== relay && !args.json)
         tell(`The link cannot say all of the relay’s address. The other side adds: --relay ${shownBase(relay)}`);
-      return talk(args, session, input());
+      return talk(args, end, input());
     },
   },
   'parley join': {
@@ -120,21 +130,21 @@ not say that its relay is reached over http, or under a path: then --relay has t
     async run(args) {
       const from = input();
       let relay = args.text('relay');
-      let session: Session;
+      let end: End;
       try {
         const link = args.words[0] ?? (await from.lines.next()).value;
         if (typeof link !== 'string') throw new Usage('no link');
         const invite = Invite.parse(link.trim());
         relay ??= relayOf(invite);
-        session = await sessionOf(args, relay);
-        await session.join(invite, { signal: args.signal });
+        end = await endOf(args, relay);
+        await end.session.join(invite, { signal: args.signal });
       } catch (cause) {
         from.close();
         const isGuessed = args.text('relay') === undefined && TechnocoreError.is(cause) && cause.code === 'unavailable';
         if (isGuessed && !args.json) tell(`If ${shown(relay!)} is not its whole address: --relay http://…`);
         throw cause;
       }
-      return talk(args, session, from);
+      return talk(args, end, from);
     },
   },
 };

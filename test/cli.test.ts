@@ -728,13 +728,16 @@ describe('parley', () => {
     joined.child.stdin.end();
     expect((await joined.done).code).toBe(0);
     expect((await open.done).code).toBe(0);
-    expect(joined.run.err).toMatch(/^talking to \S+, about: where; compare/);
+    const [, joiner, opener] =
+      /^you are ((?:\w+-)*\w+), talking to ((?:\w+-)*\w+), about: where; compare/.exec(joined.run.err) ?? [];
+    expect(joiner).toMatch(/\w/);
     expect(joined.run.out).toBe('Yes.\n');
     const kinds = open.run.out
       .trim()
       .split('\n')
       .map((line) => JSON.parse(line));
     expect(kinds.map(({ kind }) => kind)).toEqual(['link', 'peer', 'say', 'close']);
+    expect(kinds[1]).toEqual({ kind: 'peer', own: opener, fingerprint: joiner, topic: 'where' });
     expect(kinds.at(-1).text).toBe('agreed');
   });
 
