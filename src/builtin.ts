@@ -19,11 +19,10 @@ import {
 } from './dispatch.ts';
 import { checkObject } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
-import { Joint, sharedOf, type Transport, transportOf } from './http.ts';
+import { Joint, Lanes, sharedOf, type Transport, transportOf } from './http.ts';
 import { defineTool, mcpLayer, toolsChanged } from './mcp.ts';
 import { explain, type Message } from './messages.ts';
 import { verify } from './names.ts';
-import { Lanes } from './nonces.ts';
 import { type ServeOptions, serve as serveBare } from './serve.ts';
 import { ask } from './service.ts';
 import type { Signer } from './signer.ts';

@@ -319,6 +319,30 @@ export function within(t: Transport, ms: number, signal?: AbortSignal): { signal
   };
 }
 
+/** Runs jobs of one lane in the order they came, one at a time. */
+export class Lanes {
+  readonly #last = new Map<string, Promise<void>>();
+
+  /** @throws the signal's reason when it aborts before the job's turn; the job is then never run */
+  async run<T>(lane: string, job: () => Promise<T>, signal?: AbortSignal): Promise<T> {
+    const before = this.#last.get(lane);
+    let leave!: () => void;
+    const left = new Promise<void>((resolve) => {
+      leave = resolve;
+    });
+    const mine = before === undefined ? left : before.then(() => left);
+    this.#last.set(lane, mine);
+    void mine.then(() => this.#last.get(lane) === mine && this.#last.delete(lane));
+    try {
+      signal?.throwIfAborted();
+      if (before !== undefined) await orAbort(before, signal);
+      return await job();
+    } finally {
+      leave();
+    }
+  }
+}
+
 /** Work that several may wait for: it is called off when the last of them leaves, so that it keeps no program alive. */
 export class Joint<T> {
   readonly #stop: AbortController = new AbortController();

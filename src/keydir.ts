@@ -13,16 +13,8 @@ import { BadKey, BadNonce, checkText, TechnocoreError } from './errors.ts';
 import { Files, systemCode } from './files.ts';
 import { encodeLong, isObject } from './frames.ts';
 import type { Clock } from './http.ts';
-import {
-  Lanes,
-  type LastNonces,
-  lastNonce,
-  type NonceSource,
-  nextNonce,
-  nonceOf,
-  raiseNonce,
-  recordNonce,
-} from './nonces.ts';
+import { Lanes } from './http.ts';
+import { type LastNonces, lastNonce, type NonceSource, nextNonce, nonceOf, raiseNonce, recordNonce } from './nonces.ts';
 
 /** DID, scope, last nonce. */
 type Ledger = Map<string, LastNonces>;

@@ -5,7 +5,7 @@
  * @module
  */
 import { BadNonce } from './errors.ts';
-import { type Clock, orAbort } from './http.ts';
+import { type Clock, Lanes } from './http.ts';
 import { isNonce } from './names.ts';
 
 /** Hands out nonces, each scope rising. */
@@ -71,30 +71,6 @@ export function raiseNonce(scopes: LastNonces, scope: string, seen: string, cloc
     );
   }
   recordNonce(scopes, scope, BigInt(seen));
-}
-
-/** Runs jobs of one lane in the order they came, one at a time. */
-export class Lanes {
-  readonly #last = new Map<string, Promise<void>>();
-
-  /** @throws the signal's reason when it aborts before the job's turn; the job is then never run */
-  async run<T>(lane: string, job: () => Promise<T>, signal?: AbortSignal): Promise<T> {
-    const before = this.#last.get(lane);
-    let leave!: () => void;
-    const left = new Promise<void>((resolve) => {
-      leave = resolve;
-    });
-    const mine = before === undefined ? left : before.then(() => left);
-    this.#last.set(lane, mine);
-    void mine.then(() => this.#last.get(lane) === mine && this.#last.delete(lane));
-    try {
-      signal?.throwIfAborted();
-      if (before !== undefined) await orAbort(before, signal);
-      return await job();
-    } finally {
-      leave();
-    }
-  }
 }
 
 /** Nonces of a key that lives in this process alone. */

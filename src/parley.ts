@@ -21,7 +21,7 @@ import {
   TechnocoreError,
 } from './errors.ts';
 import { decode, isObject } from './frames.ts';
-import { type Transport as Http, type Options, orAbort, poll, transportOf } from './http.ts';
+import { type Transport as Http, Lanes, type Options, poll, transportOf } from './http.ts';
 import { createTransport, Handshake, type Transport, type TransportKeys } from './noise.ts';
 import {
   fingerprint,
@@ -151,17 +151,6 @@ const pack = (_: string, value: unknown): unknown =>
 const unpack = (_: string, value: any): unknown =>
   typeof value?.b === 'string' ? fromBase64url(value.b) : typeof value?.n === 'string' ? BigInt(value.n) : value;
 
-// One thing after the other, in the order of the calls. Waiting for one's turn can be given up.
-class Turns {
-  #last: Promise<unknown> = Promise.resolve();
-
-  take<T>(run: () => Promise<T>, signal?: AbortSignal): Promise<T> {
-    const mine = orAbort(this.#last, signal).then(run);
-    this.#last = Promise.allSettled([this.#last, mine]);
-    return mine;
-  }
-}
-
 /**
  * One end of one channel, for one conversation. `send` and `peer` never wait behind a `poll`. A session is also a
  * {@link Channel}: JSON-RPC frames go to whoever listens (`serve`, `call`), or wait for him; `poll` has everything else.
@@ -177,10 +166,7 @@ export class Session implements Channel {
   readonly #relay: Relay;
   readonly #o: SessionOptions;
   readonly #http: Http;
-  /** Sends, polls and reads each take turns. */
-  readonly #posts = new Turns();
-  readonly #polls = new Turns();
-  readonly #reads = new Turns();
+  readonly #lanes = new Lanes();
   #s: Saved;
   #handshake: Handshake | undefined;
   #transport: Transport | undefined;
@@ -231,7 +217,7 @@ export class Session implements Channel {
    */
   async open(topic: string, o: Abortable = {}): Promise<Invite> {
     const signal = this.#signal(o);
-    return this.#posts.take(async () => {
+    return this.#turn('post', signal, async () => {
       this.#unused();
       const { length } = marshalHandshakePayload({ topic, capabilities: {} });
       if (length > MAX_PAYLOAD) throw new FrameTooLong(length, MAX_PAYLOAD);
@@ -242,7 +228,7 @@ export class Session implements Channel {
       this.#seated(await this.#relay.open(channel, secret.joinToken(), { signal }), secret);
       this.#s.topic = topic;
       return invite;
-    }, signal);
+    });
   }
 
   /**
@@ -257,7 +243,7 @@ export class Session implements Channel {
    */
   async join(invite: Invite | string, o: Abortable = {}): Promise<void> {
     const signal = this.#signal(o);
-    return this.#posts.take(async () => {
+    return this.#turn('post', signal, async () => {
       const { channel, key, secret, relay } = typeof invite === 'string' ? Invite.parse(invite) : invite;
       if (this.#s.initiator && equalBytes(channel, this.#seat().channel)) {
         if (!this.#s.outbox.length) throw refused('full');
@@ -274,7 +260,7 @@ export class Session implements Channel {
         this.#seated(seat, secret, key);
       }
       await this.#flush(signal);
-    }, signal);
+    });
   }
 
   /**
@@ -295,14 +281,14 @@ export class Session implements Channel {
       queue.push(message);
       return { seq: 0 };
     }
-    return this.#posts.take(async () => {
+    return this.#turn('post', signal, async () => {
       await this.#flush(signal);
       if (this.#s.failed?.text !== text) this.#s.failed = { text, frame: this.#seal(message) };
       const { frame } = this.#s.failed!;
       await this.#post(frame, signal);
       this.#s.failed = undefined;
       return { seq: Number(frame.seq) };
-    }, signal);
+    });
   }
 
   /**
@@ -315,7 +301,7 @@ export class Session implements Channel {
   async poll(waitMs: number = 0, o: Abortable = {}): Promise<Received[]> {
     const signal = this.#signal(o);
     const { clock } = this.#http;
-    return this.#polls.take(async () => {
+    return this.#turn('poll', signal, async () => {
       const { inbox } = this.#s;
       // No number is no wait.
       const deadline = clock.now() + (Math.max(waitMs, 0) || 0);
@@ -331,7 +317,7 @@ export class Session implements Channel {
       if (!inbox.length || signal?.aborted) this.#problem = undefined;
       if (!inbox.length && problem !== undefined) throw problem;
       return inbox.splice(0);
-    }, signal);
+    });
   }
 
   /**
@@ -386,10 +372,10 @@ export class Session implements Channel {
     };
     if (!this.#transport) enqueue();
     else {
-      await this.#posts.take(() => {
+      await this.#turn('post', signal, () => {
         enqueue();
         return this.#flush(signal);
-      }, signal);
+      });
     }
     if (this.#over()) this.#ring();
   }
@@ -421,6 +407,11 @@ export class Session implements Channel {
       throw new BadKey('no saved session of this identity', cause);
     }
     return session;
+  }
+
+  // Posts, polls and reads each go one after the other.
+  #turn<T>(lane: 'post' | 'poll' | 'read', signal: AbortSignal | undefined, run: () => Promise<T>): Promise<T> {
+    return this.#lanes.run(lane, run, signal);
   }
 
   #signal(o: Abortable): AbortSignal | undefined {
@@ -542,14 +533,14 @@ export class Session implements Channel {
 
   // Reads until something came, into inbox and problem.
   #gather(deadline: number, signal?: AbortSignal, isPump = false): Promise<void> {
-    return this.#reads.take(async () => {
+    return this.#turn('read', signal, async () => {
       const { outbox, queue, inbox, hello } = this.#s;
       const { clock } = this.#http;
       const seat = this.#seat();
       const wasOver = this.#over();
       const post = async (): Promise<void> => {
         if (!outbox.length && !(this.#transport && queue.length)) return;
-        await this.#posts.take(() => this.#flush(signal), signal).catch((cause) => (this.#problem ??= cause));
+        await this.#turn('post', signal, () => this.#flush(signal)).catch((cause) => (this.#problem ??= cause));
       };
       const looked = this.#look(seat, signal);
       if (hello && !outbox.length && clock.now() >= this.#helloAt) outbox.push(hello);
@@ -588,7 +579,7 @@ export class Session implements Channel {
       } finally {
         await looked;
       }
-    }, signal);
+    });
   }
 
   // Who has the other seat is found out beside the first read, and by a handshake as well.

@@ -6,10 +6,9 @@
  */
 import { isMailbox } from './channel.ts';
 import { TechnocoreError } from './errors.ts';
-import { retrying, type Transport, within } from './http.ts';
+import { Lanes, retrying, type Transport, within } from './http.ts';
 import { resolveIdentity } from './identity.ts';
 import { remember } from './maps.ts';
-import { Lanes } from './nonces.ts';
 import { readView } from './rooms.ts';
 import type { Regulars } from './turns.ts';
 import { Workers } from './workers.ts';

@@ -9,10 +9,9 @@ import { concat, fromBase64url, fromUtf8, toBase64url, toHex, utf8 } from './byt
 import { sha256 } from './crypto.ts';
 import { TechnocoreError } from './errors.ts';
 import { encode, isObject, type Json, MAX_TEXT } from './frames.ts';
-import { randomFloat, type Transport } from './http.ts';
+import { Lanes, randomFloat, type Transport } from './http.ts';
 import { remember } from './maps.ts';
 import { isName } from './names.ts';
-import { Lanes } from './nonces.ts';
 import { readNote, setNote } from './notes.ts';
 import type { Signer } from './signer.ts';
 

@@ -1,6 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import type { Clock } from '../src/http.ts';
-import { Lanes, type LastNonces, lastNonce, MemoryNonces, nextNonce, recordNonce } from '../src/nonces.ts';
+import { Lanes } from '../src/http.ts';
+import { type LastNonces, lastNonce, MemoryNonces, nextNonce, recordNonce } from '../src/nonces.ts';
 
 const at = (now: number): Clock => ({ now: () => now, sleep: () => Promise.resolve() });
 const T = 1_767_225_600_000;
