@@ -28,6 +28,7 @@ import {
   call,
   isDid,
   mcpCallTool,
+  mcpDiscover,
   mcpListTools,
   notify,
   RpcError,
@@ -176,9 +177,13 @@ the question is printed.`,
         printTools(args, await waiting(what, mcpListTools(to, signer, o)));
         return EXIT.ok;
       }
-      const calling = mcpCallTool(to, name, given as { [key: string]: Json }, signer, {
-        ...o,
-        onInput: askedBack(args),
+      const use = (): Promise<ToolResult> =>
+        mcpCallTool(to, name, given as object, signer, { ...o, onInput: askedBack(args) });
+      const calling = use().catch(async (cause) => {
+        if (!TechnocoreError.is(cause) || cause.code !== 'frame_too_long') throw cause;
+        // It may be one that reads what fits no message.
+        await mcpDiscover(to, signer, o);
+        return use();
       });
       const result = await waiting(what, args.risking(SENT, calling.catch(inWords)));
       printResult(args, result);

@@ -704,6 +704,10 @@ test('serve keeps strangers out, and its state over a restart', async () => {
   const ask = (env: Record<string, string>) => start(['call', mailbox, 'next', '{}'], { env, input: '' }).done;
   expect(await ask(friend.env)).toMatchObject({ out: '1\n', code: 0 });
   expect(await ask(stranger.env)).toMatchObject({ out: '', code: 3, err: expect.stringMatching(/1004/) });
+  // Who knows its callers reads what fits no message.
+  const input = JSON.stringify({ did, sig: 'x', canonical: 'long'.repeat(5000) });
+  const long = await start(['tools', mailbox, 'technocore/verify', '-', '--json'], { env: friend.env, input }).done;
+  expect([long.err, JSON.parse(long.out)]).toMatchObject(['', { structuredContent: { valid: false } }]);
   first.child.kill('SIGTERM');
   expect((await first.done).code).toBe(0);
   // Asked while nobody serves, answered by the next one.
