@@ -11,9 +11,9 @@ import { tempDir } from './support.ts';
 
 const WRITER = fileURLToPath(new URL('writer.mjs', import.meta.url));
 const PROCESSES = 8;
-const LINES = 200;
+const LINES = 80;
 /** Acknowledgements between two kills, at most; about fifteen in all. */
-const KILL_EVERY = 200;
+const KILL_EVERY = 80;
 
 const root = tempDir();
 const children = new Set<ChildProcess>();
@@ -32,7 +32,7 @@ test(`fault 22: ${PROCESSES} processes, one key directory, one room, ${LINES} wr
   const acknowledged: { seq: number; nonce: string; text: string }[] = [];
   const events: { event: string; code?: string }[] = [];
   let killed = 0;
-  let nextKill = 50;
+  let nextKill = 20;
 
   /** Sees one slot through, with as many processes as it takes. */
   async function slot(number: number): Promise<void> {

@@ -11,8 +11,7 @@ import { Disk } from './disk.ts';
 import { EPOCH, MINUTE, type Profile } from './plan.ts';
 import { Random } from './random.ts';
 
-const HOUR = 60 * MINUTE;
-export const DAY: number = 24 * HOUR;
+export const DAY: number = 24 * 60 * MINUTE;
 
 /** A service on a network where nothing goes wrong, for what takes long. */
 export class Calm {
@@ -180,7 +179,7 @@ export async function outcomeOf(answer: Promise<unknown>, method: string, n: num
 }
 
 /**
- * A year in which a server is up for an hour on most days, on its own ledger and place, and called by several: at times one
+ * A year in which a server is up for half an hour on most days, on its own ledger and place, and called by several: at times one
  * after the other, at times in bursts that share messages; in some weeks it is up on no day, and its mailbox is reaped.
  */
 export async function mixedYear(days: number, profile: Profile, seed = 1): Promise<Year> {
@@ -234,7 +233,7 @@ export async function mixedYear(days: number, profile: Profile, seed = 1): Promi
         await clients[i]!.clock.sleep(random.between(1, 10) * MINUTE);
       }
     });
-    const until = timeline.now + HOUR;
+    const until = timeline.now + 30 * MINUTE;
     await calm.run(Promise.all([...early, ...work]));
     await calm.pass(Math.max(0, until - timeline.now));
     await end();
