@@ -30,6 +30,8 @@ const MAX_BACKLOG_MS = 300_000;
 const MAX_OVERRUN = 4;
 /** Answers of one key that may wait before its refusals are left out. */
 const MAX_REFUSALS = 16;
+/** Share of the write budget that must be left for what may be left out. */
+const SPARE_SHARE = 0.5;
 
 /** What a request says of itself beside its params. */
 export function metaOf(member: unknown): Record<string, unknown> | undefined {
@@ -62,6 +64,8 @@ export class Answering {
   readonly #replies: ReplyRooms;
   readonly #outbox: Outbox;
   readonly #spilled: Spills;
+  /** Writes under way that might have been left out. */
+  #told = 0;
   /** Aborts when what still waits is given up. */
   readonly #given = new AbortController();
 
@@ -172,6 +176,23 @@ export class Answering {
       }
     }
     return written;
+  }
+
+  /** Whether there is enough for a write that may be left out: neither answers nor those that come next wait for it. */
+  get hasSpare(): boolean {
+    const { left, perMinute = Number.POSITIVE_INFINITY } = budgetOf(this.#t, 'write');
+    // Those that have not asked the budget yet count as well.
+    return this.#outbox.isIdle && left - this.#told / perMinute >= SPARE_SHARE;
+  }
+
+  /** Writes what might have been left out, as {@link write}. */
+  async tell(reply: Reply, text: string): Promise<boolean> {
+    this.#told++;
+    try {
+      return await this.write(reply, [text]);
+    } finally {
+      this.#told--;
+    }
   }
 
   /** Whether an answer would come too late for anybody, so that nothing need run for it: those from before have their turns. */

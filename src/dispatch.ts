@@ -152,7 +152,12 @@ export interface CallContext {
   readonly service: Options;
   /** Most characters that one frame to the caller holds. */
   readonly limit: number;
-  /** Sends a notification to the caller. Does nothing once the call is answered, or where nothing can be sent. */
+  /**
+   * Sends a notification to the caller: whoever listens to the channel, or reads the caller's mailbox, sees it; `call` does
+   * not hand it out. Each is a write of the budget that answers need, so a server leaves out (event `skipped`) what comes
+   * while less than half of that is left, or answers wait, and what is not on its way when the call is answered. Does
+   * nothing after that, or where nothing can be sent.
+   */
   readonly notify: (method: string, params?: Json) => void;
 }
 
@@ -222,6 +227,8 @@ export interface DispatchContext {
    * once the frame is on its way, to false when it never will be.
    */
   emit?: ((frame: Json) => unknown) | undefined;
+  /** Takes the notifications that handlers send with {@link CallContext.notify}, which may be left out; default: `emit`. */
+  tell?: ((frame: Json) => unknown) | undefined;
   /** Most characters of one frame on the way back, by which lists are cut into pages. Default {@link MAX_TEXT}. */
   limit?: number | undefined;
   /** How early the caller came, among all: the lower, the earlier; default: just now. Where there is too little for all, it goes to these. */
@@ -341,7 +348,7 @@ export class Call implements CallContext {
 
   /** A getter, so that `({ notify }) => …` works and a call that does not notify makes no closure. */
   get notify(): (method: string, params?: Json) => void {
-    return (method, params) => this.emit(rpcNotification(method, params));
+    return (method, params) => void this.#send(this.#outer.tell ?? this.#outer.emit, rpcNotification(method, params));
   }
 
   get limit(): number {
@@ -350,7 +357,11 @@ export class Call implements CallContext {
 
   /** Sends a frame to the caller, as long as the call is not answered. */
   emit(frame: JsonObject): unknown {
-    return this.#over ? undefined : this.#outer.emit?.(toJson(frame));
+    return this.#send(this.#outer.emit, frame);
+  }
+
+  #send(sink: DispatchContext['emit'], frame: JsonObject): unknown {
+    return this.#over ? undefined : sink?.(toJson(frame));
   }
 
   /** Sends one result of many. @throws RpcError it cannot be sent */

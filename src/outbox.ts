@@ -82,6 +82,11 @@ export class Outbox {
     return perMinute === undefined ? 0 : (this.#turns.waiting * 60_000) / perMinute;
   }
 
+  /** Whether what is given now is written at once, but for what is being written to the same room. */
+  get isIdle(): boolean {
+    return this.#turns.waiting === 0;
+  }
+
   /** How many answers to a key wait. */
   waitingFor(from: string): number {
     return this.#turns.waitingFor(from);

@@ -699,26 +699,28 @@ class Server implements Listener {
           () => undefined,
         );
     let emitted = 0;
-    const emit = (frame: Json): false | Promise<boolean> => {
-      // Whatever a handler says in a burst, memory and the write budget hold.
-      if (stop.signal.aborted || emitted >= MAX_EMITTED) return false;
+    const send = (frame: Json, write: (text: string) => Promise<boolean>): false | Promise<boolean> => {
+      if (stop.signal.aborted) return false;
       const text = encodeLong(frame);
-      if (text.length > this.#answering.limit) {
-        this.#t.onEvent({
-          kind: 'skipped',
-          room: m.room,
-          reason: 'a notification too long for a message',
-          chars: text.length,
-        });
+      // Whatever a handler says in a burst, memory and the write budget hold.
+      const isMuch = emitted >= MAX_EMITTED;
+      if (isMuch || text.length > this.#answering.limit) {
+        const reason = isMuch ? 'a notification, while many wait' : 'a notification too long for a message';
+        this.#t.onEvent({ kind: 'skipped', room: m.room, reason, chars: text.length });
         return false;
       }
       emitted++;
-      const sent = this.#answering.write(reply, [text]).finally(() => {
+      const sent = write(text).finally(() => {
         emitted--;
       });
       this.#underway.track(sent);
       return sent;
     };
+    const emit = (frame: Json): false | Promise<boolean> => send(frame, (text) => this.#answering.write(reply, [text]));
+    // One at a time: what waits can still be left out.
+    let told = Promise.resolve(true);
+    const tell = (frame: Json): false | Promise<boolean> =>
+      send(frame, (text) => (told = told.then(() => this.#tell(m, reply, text, stop.signal))));
     try {
       const { signal } = stop;
       const onError = this.#told;
@@ -728,6 +730,7 @@ class Server implements Listener {
         // What waits for long is ended with the dispatcher.
         ...(!open && { signal }),
         emit,
+        tell,
         limit: this.#answering.limit,
         onError,
       });
@@ -742,6 +745,18 @@ class Server implements Listener {
       stop.abort(CALL_OVER);
       release();
     }
+  }
+
+  /**
+   * Writes a notification that is worth no waiting to anybody.
+   *
+   * @param over aborted when its call has ended, and the answer is next
+   */
+  async #tell(m: Incoming, reply: Reply, text: string, over: AbortSignal): Promise<boolean> {
+    if (!over.aborted && this.#answering.hasSpare) return this.#answering.tell(reply, text);
+    const why = over.aborted ? 'its call has ended' : 'less than half of the write budget is left, or answers wait';
+    drop(this.#t, 'skipped', m, { reason: `a notification: ${why}` });
+    return false;
   }
 
   /** An answer as it goes back. What cannot be written is an error, and what goes where nobody reads it is not kept at length. */

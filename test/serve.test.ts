@@ -212,6 +212,52 @@ describe.each(PROFILES)('answers, %s', (profile) => {
     await s.stop();
   });
 
+  test('what a handler tells meanwhile takes half of the writes, and makes no answer and no end wait', async () => {
+    const w = serving(profile, { writesPerMinute: 30 });
+    const chatter = (n: number, ms: number): Handler => {
+      return async (_, { notify, signal }) => {
+        for (let i = 0; i < n && !signal.aborted; i++) {
+          notify('progress', { i });
+          if (ms > 0) await w.clock.sleep(ms);
+        }
+      };
+    };
+    w.methods.set('much', chatter(100, 100));
+    w.methods.set('burst', chatter(100, 0));
+    await w.open();
+    const s = await w.start();
+    const skipped = (reason: string): number =>
+      w.events.filter((e) => e.kind === 'skipped' && String(e['reason']).includes(reason)).length;
+    const answered = async (): Promise<unknown[]> =>
+      (await w.answers()).flatMap(({ id }) => (id === undefined ? [] : [id]));
+
+    await w.say(ask('much', 'much'), client, 5000);
+    // The budget holds half of itself for the others, who are answered at once.
+    await w.say(ask('other', 'echo'), client, 200);
+    expect(await answered()).toEqual(['other']);
+    await w.clock.advance(5000);
+    expect(await answered()).toEqual(['other', 'much']);
+    const told = (await w.answers()).filter(({ method }) => method === 'progress');
+    expect(told.length).toBeGreaterThan(5);
+    expect(told.length).toBeLessThan(25);
+    expect(skipped('less than half')).toBe(100 - told.length);
+
+    // A burst that is over before any of it is written: one is on its way, the rest is left out.
+    await w.clock.advance(60_000);
+    await w.say(ask('burst', 'burst'), client, 200);
+    expect((await answered()).at(-1)).toBe('burst');
+    expect(skipped('its call has ended') + skipped('many wait')).toBeGreaterThan(90);
+
+    w.methods.set('more', chatter(1000, 100));
+    await w.clock.advance(60_000);
+    await w.say(ask('more', 'more'), client, 3000);
+    const begun = w.clock.now();
+    w.methods.clear();
+    await s.stop();
+    expect(w.clock.now() - begun).toBeLessThan(58_000);
+    expect((await answered()).at(-1)).toBe('more');
+  });
+
   test('fault 77: methods are what was registered, and nothing that objects have', async () => {
     const w = serving(profile);
     await w.open();
