@@ -79,7 +79,8 @@ const MAX_FOUND = 256;
 /**
  * What the server of a mailbox said last, as far as its note can be believed.
  *
- * @param peer the only key whose word counts. While nobody knows whose mailbox it is, a stranger's would do as well, so none does
+ * @param peer the only key whose word counts. While nobody knows whose mailbox it is, any key's does: whichever answered first
+ * would be believed as well, and more would hang on its answer than on a hint that names it
  * @param deadline clock time, ms, by which the look must be over
  * @returns undefined: not known
  */
@@ -89,7 +90,6 @@ export async function presenceOf(
   peer: string | undefined,
   deadline: number,
 ): Promise<Presence | undefined> {
-  if (peer === undefined) return undefined;
   const found = sharedOf(t, FOUND, () => new Map<string, { at: number; value: Promise<string | undefined> }>());
   const newest = sharedOf(t, NEWEST, () => new Map<string, number>());
   const now = t.clock.now();
@@ -102,7 +102,7 @@ export async function presenceOf(
   }
   const value = await look.value;
   const presence = value === undefined ? undefined : presenceIn(mailbox, value);
-  if (presence?.did !== peer) return undefined;
+  if (!presence || (peer !== undefined && presence.did !== peer)) return undefined;
   // Older than one seen before: somebody put it back.
   const name = `${mailbox} ${presence.did}`;
   if (presence.at < (newest.get(name) ?? 0)) return undefined;
