@@ -3,7 +3,7 @@
  *
  * @module
  */
-import { mkdirSync, readFileSync, realpathSync } from 'node:fs';
+import { readFileSync, realpathSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { dirname, join, resolve } from 'node:path';
 import { fileURLToPath, pathToFileURL } from 'node:url';
@@ -21,6 +21,7 @@ import {
   tell,
   Usage,
 } from './cli-kit.ts';
+import { Files } from './files.ts';
 import { isObject, type Json } from './frames.ts';
 import {
   type CallContext,
@@ -231,7 +232,7 @@ async function serveOffered(
   const signer = await args.signer();
   const mailbox = args.text('mailbox') ?? ownMailbox(signer, 'serve');
   const state = args.text('state');
-  if (state !== undefined) mkdirSync(state, { recursive: true, mode: 0o700 });
+  if (state !== undefined) await new Files().makeDir(state);
   const kept = state === undefined ? undefined : await args.ledger(join(state, 'ledger'));
   const isVerbose = args.has('verbose');
   const service = args.patient((event) => {

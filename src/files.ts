@@ -36,11 +36,11 @@ interface Fs {
   readFileSync(file: number | string, encoding: 'utf8'): string;
   readlinkSync(path: string): string;
   readdirSync(path: string): string[];
-  statSync(path: string, options: { bigint: true }): { ino: bigint };
+  statSync(path: string, options: { bigint: true }): { ino: bigint; isDirectory(): boolean };
   linkSync(from: string, to: string): void;
   renameSync(from: string, to: string): void;
   unlinkSync(path: string): void;
-  mkdirSync(path: string, options: { recursive: true; mode: number }): string | undefined;
+  mkdirSync(path: string, options: { mode: number }): void;
   readonly promises: { open(path: string, flags: string, mode: number): Promise<Handle> };
 }
 interface Path {
@@ -173,12 +173,39 @@ export class Files {
 
   /** Makes a directory and those above it, for the owner alone. */
   async makeDir(path: string): Promise<void> {
-    const first = this.#fs.mkdirSync(path, { recursive: true, mode: 0o700 });
-    if (first === undefined) return;
     // The name of each new directory stands in the one above it.
-    for (let at = path; ; at = this.path.dirname(at)) {
-      await this.syncDir(this.path.dirname(at));
-      if (at === first || at === this.path.dirname(at)) return;
+    for (const made of this.#makeDirs(path)) await this.syncDir(this.path.dirname(made));
+  }
+
+  /** @returns those made, the innermost first */
+  #makeDirs(path: string): string[] {
+    const above = this.path.dirname(path);
+    try {
+      return this.#mkdir(path);
+    } catch (e) {
+      if (systemCode(e) !== 'ENOENT' || above === path) throw e;
+    }
+    const made = this.#makeDirs(above);
+    // Once: Node's own way tries for ever where a directory is there that takes no names, as /proc.
+    return [...this.#mkdir(path), ...made];
+  }
+
+  #mkdir(path: string): string[] {
+    try {
+      this.#fs.mkdirSync(path, { mode: 0o700 });
+      return [path];
+    } catch (e) {
+      // It may be there, whatever the system says of making it once more.
+      if (this.#isDirectory(path)) return [];
+      throw e;
+    }
+  }
+
+  #isDirectory(path: string): boolean {
+    try {
+      return this.#fs.statSync(path, { bigint: true }).isDirectory();
+    } catch {
+      return false;
     }
   }
 

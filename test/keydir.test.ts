@@ -1,3 +1,4 @@
+import { spawnSync } from 'node:child_process';
 import {
   chmodSync,
   existsSync,
@@ -362,6 +363,32 @@ describe('ledger', () => {
       code: 'unavailable',
       message: expect.stringContaining('ENOENT'),
     });
+  });
+
+  test('a place where none can be made ends in a typed error, at once, of the key as of a store', () => {
+    writeFileSync(join(root, 'file'), '');
+    symlinkSync(join(root, 'loop'), join(root, 'loop'));
+    const places = ['/proc/nope', '/proc/nope/deep', '/proc/self/nope', '/sys/nope', '/dev/null/nope'].filter((at) =>
+      existsSync(`/${at.split('/')[1]}`),
+    );
+    places.push(join(root, 'file', 'x'), join(root, 'file'), join(root, 'loop', 'x'), join(root, 'n'.repeat(300), 'x'));
+    // In a process of its own: one that does not end must be ended.
+    const script = `
+      import { a2aFileStore, fileCursor, fileLedger, Signer } from ${JSON.stringify(new URL('../dist/technocore-rpc.js', import.meta.url).href)};
+      const ends = [];
+      for (const at of ${JSON.stringify(places)}) {
+        const tries = [Signer.fromDir(at), fileLedger(at + '/x'), a2aFileStore(at + '/x'), fileCursor(at + '/x').save('a', { since: 1 })];
+        ends.push([at, ...(await Promise.all(tries.map((work) => work.then(() => 'made', (e) => e.code ?? e.stack))))]);
+      }
+      console.log(JSON.stringify(ends));`;
+    const { stdout, stderr } = spawnSync(process.execPath, ['--input-type=module', '-e', script], {
+      timeout: 60_000,
+      killSignal: 'SIGKILL',
+      encoding: 'utf8',
+    });
+    expect(stdout, stderr).not.toBe('');
+    const [key, ...stores] = ['bad_key', 'unavailable', 'unavailable', 'unavailable'];
+    expect(JSON.parse(stdout)).toEqual(places.map((at) => [at, key, ...stores]));
   });
 
   test('a scope is no path', async () => {
