@@ -176,8 +176,8 @@ class Lease implements A2ALease {
   readonly #over = new AbortController();
   #value = '';
   #count = 0;
-  /** When the last renewal that succeeded began: others count from later on. */
-  #since = 0;
+  /** Runs out when the lease does. */
+  #timer: AbortController | undefined;
   #last: Promise<unknown> = Promise.resolve();
   /** When the state was last written, as far as we know. */
   #touched = 0;
@@ -220,7 +220,6 @@ class Lease implements A2ALease {
     await this.#write(seen, o);
     this.#touched = this.#clock.now();
     void this.#keep();
-    void this.#watch();
   }
 
   /** Puts a new value in the place of the one expected. @throws Conflict another one is there */
@@ -237,7 +236,20 @@ class Lease implements A2ALease {
       if (actual !== next) throw new Conflict('the lease was taken', actual);
     }
     this.#value = next;
-    this.#since = begun;
+    this.#timer?.abort();
+    if (!this.#over.signal.aborted) this.#timer = this.#runOut(begun);
+  }
+
+  /** Loses the lease when it was not renewed in time. Counted by sleeping: a clock that was set back tells nothing. */
+  #runOut(begun: number): AbortController {
+    const timer = new AbortController();
+    // Others count from later on.
+    const left = this.#leaseMs - Math.max(this.#clock.now() - begun, 0);
+    this.#clock.sleep(left, timer.signal).then(
+      () => this.#lose(new TechnocoreError('lease_lost', 'the lease could not be renewed in time')),
+      () => {},
+    );
+    return timer;
   }
 
   renew(): Promise<void> {
@@ -257,7 +269,12 @@ class Lease implements A2ALease {
 
   #lose(cause: unknown): void {
     this.#lost.abort(cause);
+    this.#end();
+  }
+
+  #end(): void {
     this.#over.abort();
+    this.#timer?.abort();
   }
 
   /** Renews in time. */
@@ -270,19 +287,6 @@ class Lease implements A2ALease {
         if (this.#clock.now() - this.#touched < KEEP_MS) continue;
         this.#touched = this.#clock.now();
         await a2aKeep(this.taskId, this.#o).catch(() => {});
-      }
-    } catch {
-      // Over.
-    }
-  }
-
-  /** Notices that it was not renewed in time. */
-  async #watch(): Promise<void> {
-    try {
-      for (let seen = this.#since; ; seen = this.#since) {
-        await this.#clock.sleep(this.#leaseMs - (this.#clock.now() - seen), this.#over.signal);
-        if (this.#since === seen)
-          this.#lose(new TechnocoreError('lease_lost', 'the lease could not be renewed in time'));
       }
     } catch {
       // Over.
@@ -310,7 +314,7 @@ class Lease implements A2ALease {
   }
 
   async release(): Promise<void> {
-    this.#over.abort();
+    this.#end();
     await this.#last;
     if (this.#lost.signal.aborted) return;
     // Unlike any value before, so that nobody is held up by a write of ours that comes late.

@@ -289,6 +289,21 @@ describe('leases', () => {
     }
   });
 
+  test('one that cannot be renewed is lost in time although the clock was set back', async () => {
+    const w = world();
+    let [cut, back] = [false, 0];
+    const fetch = faulty(w.o.fetch, () => {
+      if (cut) throw broken();
+      return undefined;
+    });
+    const clock = { now: () => w.clock.now() - back, sleep: w.clock.sleep.bind(w.clock) };
+    const lease = await leaseOf(w, 'job-1', { fetch, clock });
+    await w.clock.advance(50_000);
+    [cut, back] = [true, 3_600_000];
+    await w.clock.advance(60_000);
+    expect(lease.signal.reason).toMatchObject({ code: 'lease_lost' });
+  });
+
   test('one that cannot be renewed is lost in time, and says so', async () => {
     const w = world();
     let cut = false;
