@@ -305,8 +305,7 @@ export class Args {
   /** A ledger in a file. Another process may hold it for a while yet, and Ctrl-C ends the wait for it. */
   ledger(path: string): Promise<Ledger> {
     const sleep: typeof systemClock.sleep = (ms, signal = this.signal) => systemClock.sleep(ms, signal);
-    const opened = fileLedger(path, {}, { now: systemClock.now, sleep });
-    return waiting('another server of this mailbox may be ending', opened);
+    return fileLedger(path, {}, { now: systemClock.now, sleep });
   }
 
   /** The key to sign with; one that has to be made first is news. */

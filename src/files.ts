@@ -109,8 +109,9 @@ export interface Log {
   close(): Promise<void>;
 }
 
-/** How long a lock is waited for, ms. */
+/** How long a lock is waited for, ms, and after which time of that it is said that it is. */
 const PATIENCE_MS = 30_000;
+const SILENCE_MS = 2000;
 
 /** The files of this machine, as this process sees them. */
 export class Files {
@@ -329,15 +330,22 @@ export class Files {
   /**
    * Takes the lock called `path`, waiting for it up to 30 s.
    *
+   * @param onWait told once, after 2 s, who has it
    * @returns releases it; never throws
    * @throws Unavailable somebody kept it, or this file system cannot do it; says who and what to do
    * @throws the signal's reason when it aborts
    */
-  async lock(path: string, clock: Clock, signal?: AbortSignal): Promise<() => Promise<void>> {
+  async lock(
+    path: string,
+    clock: Clock,
+    signal?: AbortSignal,
+    onWait?: (who: string) => void,
+  ): Promise<() => Promise<void>> {
     const fs = this.#fs;
     const mine = this.#name(path);
     // Counted by sleeping: clocks get set.
     let left = PATIENCE_MS;
+    let isTold = false;
     try {
       fs.closeSync(await fs.openSync(mine, 'wx', 0o600));
       for (let tries = 0; ; tries++) {
@@ -351,6 +359,10 @@ export class Files {
         // Looking who holds it costs more than trying again.
         if (tries % 8 === 4 && (await this.#takeOver(path, mine))) break;
         if (left <= 0) throw await this.#held(path);
+        if (onWait && !isTold && left <= PATIENCE_MS - SILENCE_MS) {
+          isTold = true;
+          onWait(await this.#whoHas(path));
+        }
         const ms = 1 + randomFloat(randomBytes) * Math.min(2 ** tries, 24);
         left -= ms;
         await clock.sleep(ms, signal);
@@ -406,15 +418,19 @@ export class Files {
     return this.#same(mine, path);
   }
 
-  async #held(path: string): Promise<Unavailable> {
+  /** Who holds a lock, for a person. */
+  async #whoHas(path: string): Promise<string> {
     const [, owner] = (await this.#holder(path)) ?? [];
     const me = this.#me;
     const here = owner?.host === me.host && owner.boot === me.boot && owner.space === me.space;
-    const who = owner
+    return owner
       ? `process ${owner.pid} ${here ? 'of this machine' : 'of another machine or container'}`
       : 'a program that left no name';
+  }
+
+  async #held(path: string): Promise<Unavailable> {
     return new Unavailable(
-      `${path} has been held for ${PATIENCE_MS / 1000} s, by ${who}; if no such program runs any more, remove that file`,
+      `${path} has been held for ${PATIENCE_MS / 1000} s, by ${await this.#whoHas(path)}; if no such program runs any more, remove that file`,
     );
   }
 

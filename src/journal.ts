@@ -88,7 +88,10 @@ export class Journal {
    */
   static async openFile(of: Journaled, path: string, clock: Clock = systemClock): Promise<Journal> {
     const files = new Files();
-    const release = await files.lock(`${path}.node-lock`, clock);
+    const release = await files.lock(`${path}.node-lock`, clock, undefined, (who) =>
+      // There is nobody else to tell.
+      globalThis.console?.warn(`technocore-rpc: waiting for ${path}, which ${who} has open`),
+    );
     try {
       const file = await files.read(path);
       return await Journal.open(of, path, file?.text, files.log(path), release);

@@ -201,7 +201,8 @@ export async function loggedLedger(
  *
  * @param path made when it is not there; its directory must be
  * @throws TechnocoreError `bad_ledger`: the file is not a ledger, or damaged; it is left as it is
- * @throws Unavailable another process has it, or the file system refuses, or there is none
+ * @throws Unavailable another process has it for half a minute (the console is told after two seconds), or the file system
+ * refuses, or there is none
  */
 export async function fileLedger(path: string, limits?: LedgerLimits, clock?: Clock): Promise<Ledger> {
   const state = new LoggedState(limits);

@@ -35,7 +35,7 @@ import {
 import { type RingGap, TechnocoreError } from './errors.ts';
 import { drop, feedOf } from './feed.ts';
 import { decode, encodeLong, isObject, type Json } from './frames.ts';
-import { type Options, onAbort, sharedOf, type Transport, transportOf } from './http.ts';
+import { healthOf, type Options, onAbort, sharedOf, shownBase, type Transport, transportOf } from './http.ts';
 import { mayUseId } from './inbox.ts';
 import { type Admission, type Ledger, LedgerState, memoryLedger, type Verdict } from './ledger.ts';
 import { attend } from './presence.ts';
@@ -236,7 +236,7 @@ class Server implements Listener {
     try {
       // Whoever sees that the server is ready finds it attended.
       if (!this.#channel) this.#underway.track(this.#attend(over.signal));
-      leave = await this.#listen(signal);
+      leave = await this.#begun(this.#listen(signal));
       void this.#passTime(over.signal);
       this.#share?.run(this.#sharing.signal).catch((cause) => {
         if (!this.#sharing.signal.aborted) this.#ended?.(cause);
@@ -310,6 +310,26 @@ class Server implements Listener {
       }
     } catch (cause) {
       if (!signal.aborted) this.#ended?.(cause);
+    }
+  }
+
+  /** Says why it takes so long to be ready, once, where no events tell of each attempt. */
+  async #begun<T>(listening: Promise<T>): Promise<T> {
+    const { clock, base } = this.#t;
+    const ready = new AbortController();
+    if (!this.#channel && !this.#o.onEvent) {
+      clock.sleep(LATE_MS, ready.signal).then(
+        () => {
+          const why = healthOf(this.#t).failure?.message ?? `waiting for ${shownBase(base)}`;
+          globalThis.console?.warn(`technocore-rpc: ${this.#room} is not served yet: ${why}`);
+        },
+        () => {},
+      );
+    }
+    try {
+      return await listening;
+    } finally {
+      ready.abort(OVER);
     }
   }
 
@@ -795,6 +815,8 @@ const SERVING = {};
 const DEADLINE_MS = 60_000;
 /** How long answers may take to be written after that, when the server ends, ms. */
 const DRAIN_MS = 30_000;
+/** How long a server may take to be ready before it says why it is not, ms. */
+const LATE_MS = 3000;
 /** How often the ledger is told the time, ms. */
 const PASS_MS = 30_000;
 const OVER = new TechnocoreError('over', 'the server has ended');

@@ -131,12 +131,15 @@ describe('lock', () => {
   test('waiting has a deadline, and its error names the holder and the file', async () => {
     const path = join(dir, 'L');
     const release = await new Files().lock(path, systemClock);
-    await expect(new Files().lock(path, quickClock())).rejects.toMatchObject({
+    const told: string[] = [];
+    const onWait = (who: string): void => void told.push(who);
+    await expect(new Files().lock(path, quickClock(), undefined, onWait)).rejects.toMatchObject({
       code: 'unavailable',
       message: expect.stringMatching(
         new RegExp(`^${path} has been held for 30 s, by process ${process.pid} of this machine;`),
       ),
     });
+    expect(told).toEqual([`process ${process.pid} of this machine`]);
     // A clock that is set back all the time makes nobody wait for ever.
     const { sleep } = quickClock();
     let now = 1e12;

@@ -1,7 +1,7 @@
 import { spawn } from 'node:child_process';
 import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { describe, expect, test } from 'vitest';
+import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import type { Log } from '../src/files.ts';
 import type { Clock } from '../src/http.ts';
 import { type Admission, type Ledger, type LedgerMessage, LedgerState } from '../src/ledger.ts';
@@ -244,10 +244,15 @@ describe('a ledger in a file', () => {
     // Half a minute of waiting, without the waiting.
     let now = 0;
     const hasty: Clock = { now: () => (now += 1000), sleep: () => new Promise((resolve) => setImmediate(resolve)) };
+    const warn = vi.spyOn(console, 'warn').mockImplementation(() => {});
+    onTestFinished(() => warn.mockRestore());
     await expect(fileLedger(path, {}, hasty)).rejects.toMatchObject({
       code: 'unavailable',
       message: expect.stringContaining(`process ${process.pid} of this machine`),
     });
+    expect(warn.mock.calls).toEqual([
+      [`technocore-rpc: waiting for ${path}, which process ${process.pid} of this machine has open`],
+    ]);
     await ledger.close!();
     await using(path, async () => {});
     await expect(ledger.admit(message(1, ['x']), 0) as Promise<Admission>).rejects.toMatchObject({

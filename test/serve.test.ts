@@ -1,5 +1,5 @@
 import fc from 'fast-check';
-import { describe, expect, test } from 'vitest';
+import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { call } from '../src/call.ts';
 import type { CallContext, Handler } from '../src/dispatch.ts';
 import { idempotent, localOnly } from '../src/dispatch.ts';
@@ -149,6 +149,33 @@ test('a method that is no function ends the start, and not a call much later', a
     message: 'the handler of x is no function: number',
   });
   expect(w.service.stats.requests).toBe(0);
+});
+
+test('a server that is not ready says why, once, where nobody listens to its events', async () => {
+  const warn = vi.spyOn(console, 'warn').mockImplementation(() => {});
+  onTestFinished(() => warn.mockRestore());
+  const begin = async (fetch: typeof globalThis.fetch, o: ServeOptions = {}): Promise<void> => {
+    const w = world();
+    const stop = new AbortController();
+    const over = serve(BOX, server, { base: w.o.base, clock: w.clock, fetch, ...o, signal: stop.signal });
+    await w.clock.advance(2500);
+    expect(warn).not.toHaveBeenCalled();
+    await w.clock.advance(10_000);
+    stop.abort();
+    await w.run(over);
+    expect(w.clock.sleepers).toBe(0);
+  };
+  const down = faulty(fetch, () => {
+    throw broken('ECONNREFUSED');
+  });
+  await begin(down, { onEvent: () => {} });
+  await begin(world().service.fetch);
+  expect(warn).not.toHaveBeenCalled();
+  await begin(down);
+  expect(warn.mock.calls).toEqual([[expect.stringMatching(`${BOX} is not served yet: .*local.test.*ECONNREFUSED`)]]);
+  warn.mockClear();
+  await begin(faulty(fetch, () => new Promise(() => {})));
+  expect(warn.mock.calls).toEqual([[expect.stringContaining('is not served yet: waiting for http://local.test')]]);
 });
 
 describe.each(PROFILES)('answers, %s', (profile) => {
