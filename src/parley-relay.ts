@@ -104,7 +104,12 @@ export class HttpRelay implements Relay {
   async send(membership: Membership, { seq, type, payload }: Frame, o?: Abortable): Promise<void> {
     // Built by hand: a seq may have more digits than a number holds.
     const body = `{"seq":${seq},"type":${type},"payload":"${toBase64(payload)}"}`;
-    await this.#patiently(0, () => this.#ask(membership, { path: '/frames', body }, 'nobody', o), o);
+    const post = async (): Promise<void> => {
+      const text = await this.#ask(membership, { path: '/frames', body }, 'nobody', o);
+      // A page that something on the way shows is no word that the frame arrived.
+      if (text !== '') answerOf(text);
+    };
+    await this.#patiently(0, post, o);
   }
 
   async recv(membership: Membership, after: bigint, waitMs: number, o?: Abortable): Promise<Frame[]> {

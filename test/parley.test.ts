@@ -518,6 +518,23 @@ describe('sending', () => {
     }
   });
 
+  test('a page that something on the way shows is not taken for the relay’s word', async () => {
+    const { fetch } = createLocalService();
+    let isPortal = false;
+    const portal = (async (...args: Parameters<typeof fetch>) =>
+      isPortal ? new Response('<html>Log in first</html>') : fetch(...args)) as typeof fetch;
+    const A = new End(Identity.generate(), portal);
+    const B = new End(Identity.generate(), fetch);
+    await B.session.join(await A.session.open('t'));
+    await A.session.poll();
+    isPortal = true;
+    await expect(A.session.send('heard once')).rejects.toThrow(code('unavailable'));
+    await expect(A.session.poll()).rejects.toThrow(code('unavailable'));
+    isPortal = false;
+    await A.session.send('heard once');
+    expect(await texts(B)).toEqual(['heard once']);
+  });
+
   test('what was queued is sent in order, before what is said later, however often the relay fails', async () => {
     const { fetch } = createLocalService();
     const A = new End(Identity.generate(), fetch);
