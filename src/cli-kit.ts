@@ -185,6 +185,12 @@ export class Args {
     return this.#interrupt.signal;
   }
 
+  /** Resolves when {@link signal} aborts. From the call on, Ctrl-C ends in good order. */
+  interruption(): Promise<void> {
+    const { signal } = this;
+    return new Promise((resolve) => void onAbort(signal, resolve));
+  }
+
   get isInterrupted(): boolean {
     return this.#interrupt?.signal.aborted === true;
   }

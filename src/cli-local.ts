@@ -4,13 +4,26 @@
  * @module
  */
 import { fileURLToPath } from 'node:url';
-import { type Command, EXIT, print, Usage } from './cli-kit.ts';
+import { type Command, EXIT, print, tell, Usage } from './cli-kit.ts';
 import { demo, parts } from './demo.ts';
 import { createLocalService, type Limits } from './local.ts';
 import { limitsOf } from './local-limits.ts';
 
 /** What nobody at a desk reaches. */
-const UNLIMITED: Partial<Limits> = { readsPerMinute: 1e9, writesPerMinute: 1e9, newRoomsPerDay: 1e9 };
+const UNREACHED = 1e9;
+/** What each address may do. */
+const BUDGETS = {
+  readsPerMinute: 'reads a minute',
+  writesPerMinute: 'writes a minute',
+  newRoomsPerDay: 'new rooms a day',
+};
+const UNLIMITED: Partial<Limits> = Object.fromEntries(Object.keys(BUDGETS).map((name) => [name, UNREACHED]));
+
+/** The budgets of an address, by which whoever tries things out would only find that they become slow. */
+function budgetsIn(limits: Limits): string {
+  const reached = Object.entries(BUDGETS).filter(([name]) => limits[name as keyof typeof BUDGETS] < UNREACHED);
+  return reached.map(([name, what]) => `${limits[name as keyof typeof BUDGETS]} ${what}`).join(', ');
+}
 
 /** `name=number` of each --limit. */
 function limitsFrom(texts: string[]): Partial<Limits> {
@@ -60,15 +73,21 @@ export const localCommands: Record<string, Command> = {
         multiple: true,
       },
     },
-    more: 'Prints its address; put it into TECHNOCORE_URL. It forgets everything when it ends.',
+    more: `Prints its address; put it into TECHNOCORE_URL. It forgets everything when it ends. On stderr it says what it lets each address
+do, all programs on this machine together; with --json, all limits stand beside the address.`,
     async run(args) {
+      const ended = args.interruption();
       const profile = args.text('profile') ?? 'modern';
       if (profile !== 'modern' && profile !== '0.7') throw new Usage('--profile takes modern or 0.7');
       const port = args.number('port', 0, 65_535) ?? 0;
-      const limits = { ...(args.has('unlimited') && UNLIMITED), ...limitsFrom(args.all('limit')) };
+      const given = { ...(args.has('unlimited') && UNLIMITED), ...limitsFrom(args.all('limit')) };
+      const limits = limitsOf(profile, given);
       const { url, close } = await createLocalService({ profile, limits }).listen(port, args.text('host'));
-      print(args.json ? JSON.stringify({ url }) : url);
-      await new Promise((resolve) => args.signal.addEventListener('abort', resolve));
+      print(args.json ? JSON.stringify({ url, limits }) : url);
+      const budgets = budgetsIn(limits);
+      if (budgets !== '' && !args.json)
+        tell(`all programs on one address together: ${budgets}; beyond that they wait. --unlimited lifts this`);
+      await ended;
       await close();
       return EXIT.ok;
     },

@@ -294,7 +294,7 @@ async function connectOne(args: Args): Promise<number> {
     tell('Until then it waits here for what a host would say; Ctrl-C ends it.');
   }
   const bridged = await bridgeHost(connect(), process.stdin, process.stdout, { onEvent, ...words });
-  await Promise.race([bridged.ended, new Promise((resolve) => args.signal.addEventListener('abort', resolve))]);
+  await Promise.race([bridged.ended, args.interruption()]);
   process.stdin.destroy();
   await bridged.close();
   return EXIT.ok;
@@ -307,7 +307,7 @@ async function overHttp(args: Args, bridge: HttpBridge, port: number): Promise<n
     tell(`For the configuration of a host, as long as this runs:\n${hostBlock('remote', { type: 'http', url })}`);
     tell('Ctrl-C ends it.');
   }
-  await new Promise((resolve) => args.signal.addEventListener('abort', resolve));
+  await args.interruption();
   await bridge.close();
   return EXIT.ok;
 }

@@ -791,12 +791,26 @@ test('local says that its port is in use', async () => {
 test('local serves until Ctrl-C, with the limits it was given', async () => {
   const { run, child, done } = start(['local', '--profile', '0.7', '--limit', 'writesPerMinute=2', '--json']);
   await until(() => run.out.includes('\n'));
-  const { url } = JSON.parse(run.out);
+  const { url, limits } = JSON.parse(run.out);
+  expect(limits).toMatchObject({ readsPerMinute: 120, writesPerMinute: 2, newRoomsPerDay: 20, longPollMs: 10_000 });
   const statuses: number[] = [];
   for (const n of [1, 2, 3]) statuses.push((await fetch(`${url}/r/p-x/say/bob/${n}`)).status);
   expect(statuses).toEqual([200, 200, 429]);
   child.kill('SIGINT');
   expect((await done).code).toBe(0);
+});
+
+test.each([
+  [[], '120 reads a minute, 30 writes a minute, 20 new rooms a day'],
+  [['--unlimited', '--limit', 'writesPerMinute=7'], '7 writes a minute'],
+  [['--unlimited'], undefined],
+])('local %j says on stderr what each address may do, and nothing but its address on stdout', async (args, budgets) => {
+  const { run, child, done } = start(['local', ...args]);
+  const isTold = (): boolean => budgets === undefined || run.err.includes('\n');
+  await until(() => (run.out.includes('\n') && isTold()) || run.code !== null);
+  child.kill('SIGINT');
+  expect(await done).toMatchObject({ out: expect.stringMatching(/^http:\S+\n$/), code: 0 });
+  expect(run.err).toMatch(budgets === undefined ? /^$/ : new RegExp(`^[^\\d\\n]*${budgets};.*--unlimited.*\\n$`));
 });
 
 /** A server that says what it likes. */
