@@ -11,7 +11,7 @@ import { type Channel, checkMailbox, isChannel } from './channel.ts';
 import { nextTurn } from './clock.ts';
 import { converse, type Taken } from './conversation.ts';
 import { classify, type Id, type JsonObject, rpcError, rpcNotification } from './dispatch.ts';
-import { TechnocoreError } from './errors.ts';
+import { RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import { onAbort, type Transport, transportOf } from './http.ts';
 import { type CallOptions, replyToOf } from './line.ts';
@@ -67,7 +67,9 @@ interface Pending {
  *
  * A request that cannot be written rejects `send`, and so the client's request, with the error of ours that says why. One
  * that was written and whose answer is lost (a gap in the reply room, no answer at all) gets an error answer with the code
- * {@link LOST}; the client may ask again, which is a request of its own.
+ * {@link LOST}; the client may ask again, which is a request of its own. The client takes every error answer to its first
+ * question, `server/discover`, for a word about revisions, and tells nobody what it was: so an error there that says nothing
+ * of them (denied, busy, lost) rejects `send`, and with it `connect`, as an {@link RpcError}.
  *
  * @example
  * ```ts
@@ -119,10 +121,10 @@ export class RoomClientTransport {
   }
 
   /**
-   * Sends a message of the client's; resolves once it is written.
+   * Sends a message of the client's; resolves once it is written, and `server/discover` once it is answered.
    *
    * @throws TechnocoreError `closed`; `duplicate_id`: a request with that id waits; what {@link call} throws before the
-   *   request is written
+   *   request is written; RpcError `server/discover` was answered with an error that says nothing of revisions
    */
   async send(message: any): Promise<void> {
     if (this.#state !== 'open') throw new TechnocoreError('closed', 'the transport is not open');
@@ -169,12 +171,18 @@ export class RoomClientTransport {
     const _meta = { ...given, ...(ownToken !== undefined && { progressToken: one.token }) };
     const o = { ...this.#o, signal: one.stop.signal, timeoutMs: this.#timeoutOf(method) };
     return new Promise((resolve, reject) => {
+      const isFirst = method === 'server/discover';
+      const answered = (frame: JsonObject): void => {
+        const refusal = isFirst ? refusalIn(frame) : undefined;
+        if (refusal) reject(refusal);
+        else this.#deliver(frame);
+      };
       converse(this.#to, method, { ...params, _meta }, this.#signer, o, {
         take: (frame, kind) => {
           if (kind === 'notification') return this.#notice(one, frame);
           const answer = answerUnder(id, frame);
           heedLong(this.#t, this.#to, answer['result']);
-          this.#deliver(answer);
+          answered(answer);
           return 'done';
         },
         spills: readsLong(this.#t, this.#to),
@@ -183,12 +191,12 @@ export class RoomClientTransport {
         },
         written: () => {
           one.written = true;
-          resolve();
+          if (!isFirst) resolve();
         },
       })
-        .catch((cause) => {
+        .then(resolve, (cause) => {
           if (one.stop.signal.aborted) resolve();
-          else if (one.written) this.#lose(one, cause);
+          else if (one.written) answered(this.#lost(one, cause));
           else reject(cause);
         })
         .finally(() => {
@@ -264,16 +272,13 @@ export class RoomClientTransport {
     }
   }
 
-  /** Ends a request whose answer will not come: the client can ask again, as a new request. */
-  #lose(one: Pending, cause: unknown): void {
-    if (one.torn) {
-      this.#deliver(one.torn);
-      return;
-    }
+  /** What ends a request whose answer will not come: the client can ask again, as a new request. */
+  #lost(one: Pending, cause: unknown): JsonObject {
+    if (one.torn) return one.torn;
     const { code: reason, message } = TechnocoreError.is(cause) ? cause : { code: 'failed', message: String(cause) };
     this.onerror?.(cause instanceof Error ? cause : new Error(message));
     if (one.minted !== undefined && reason !== 'bad_response') void this.#cancel(one, 'the answer may be lost');
-    this.#deliver(rpcError(one.id, LOST, `The answer is lost: ${message}`, { reason }));
+    return rpcError(one.id, LOST, `The answer is lost: ${message}`, { reason });
   }
 
   #deliver(frame: JsonObject): void {
@@ -292,4 +297,10 @@ export class RoomClientTransport {
     this.#inbound.shift();
     if (this.#inbound.length > 0) nextTurn(this.#next);
   };
+}
+
+/** An error answer of one whose code is ours, and not one of JSON-RPC or MCP, which all are below 0. */
+function refusalIn({ error }: JsonObject): RpcError | undefined {
+  const { code, message, data } = isObject(error) ? error : {};
+  return typeof code === 'number' && code > 0 ? new RpcError(code, String(message), data) : undefined;
 }

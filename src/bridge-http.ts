@@ -451,8 +451,10 @@ class Session {
 
 // --- messages ----------------------------------------------------------------------------------------------------
 
-/** What a request is answered that was not sent. */
+/** What a request is answered that was not sent, or of whose sending its error answer is the error. */
 export function sendError(id: Id, cause: unknown): JsonObject {
+  if (cause instanceof RpcError)
+    return rpcError(id, cause.rpc.code, cause.rpc.message, cause.rpc.data as Json | undefined);
   if (!TechnocoreError.is(cause)) return rpcError(id, INTERNAL_ERROR, 'The request could not be sent');
   const { chars, limit, retryAfterMs } = cause as { chars?: number; limit?: number; retryAfterMs?: number } & Error;
   const data = { reason: cause.code, ...(chars && { chars, limit: limit! }), ...(retryAfterMs && { retryAfterMs }) };
@@ -461,6 +463,5 @@ export function sendError(id: Id, cause: unknown): JsonObject {
 
 function refusalOf(id: Id, cause: unknown): Refusal {
   if (!(cause instanceof RpcError)) throw cause;
-  const { code, message, data } = cause.rpc;
-  return new Refusal(400, rpcError(id, code, message, data as Json | undefined));
+  return new Refusal(400, sendError(id, cause));
 }

@@ -12,7 +12,7 @@ import { sendError } from './bridge-http.ts';
 import { LineWriter, readLines } from './bridge-lines.ts';
 import { Child } from './bridge-process.ts';
 import { classify, type Id, INVALID_REQUEST, type JsonObject, PARSE_ERROR, rpcError } from './dispatch.ts';
-import type { TechnocoreError } from './errors.ts';
+import { RpcError, type TechnocoreError } from './errors.ts';
 import { type Frame, isObject } from './frames.ts';
 import { type Clock, type Event, systemClock } from './http.ts';
 
@@ -216,7 +216,7 @@ export async function bridgeHost(
     toHost,
     toRoom: (message) => {
       wire.send(message).catch((cause) => {
-        onEvent({ kind: 'unsent', method: message['method'], cause });
+        if (!RpcError.is(cause)) onEvent({ kind: 'unsent', method: message['method'], cause });
         if (message['id'] !== undefined) side.fromRoom(sendError(message['id'] as Id, cause));
       });
     },

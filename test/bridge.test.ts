@@ -356,8 +356,8 @@ describe('strangers', () => {
   test('who is not allowed is refused by name, or gets silence, and nothing reaches the server', async () => {
     const friend = Signer.generate();
     const { box, seen, events } = await served({ allow: async (from) => from === friend.did });
-    // The SDK says no more than that it could not agree with the server.
-    await expect(connected(box as string)).rejects.toThrow('negotiation failed');
+    const refused = { message: expect.stringContaining('Denied (1004)'), cause: { code: 'rpc', rpc: { code: 1004 } } };
+    await expect(connected(box as string)).rejects.toMatchObject(refused);
     const { send, frames, replyTo } = await wired(box as string);
     await send(calling(1, replyTo, 'add'));
     await until(() => frames.length === 1);
