@@ -3,8 +3,8 @@
  *
  * @module
  */
-import { type Command, EXIT, hasKey, keyHome, print, tell, Usage } from './cli-kit.ts';
-import { Signer } from './technocore-rpc.ts';
+import { type Command, EXIT, hasKey, keyHome, print } from './cli-kit.ts';
+import { Signer, TechnocoreError } from './technocore-rpc.ts';
 
 /** `keygen` and `did`. */
 export const keyCommands: Record<string, Command> = {
@@ -18,7 +18,7 @@ export const keyCommands: Record<string, Command> = {
       if (dir !== undefined) {
         const isNew = !hasKey(dir);
         const { did } = await Signer.fromDir(dir);
-        if (!isNew) tell(`${dir} has a key already, and it stays`);
+        if (!isNew) args.remark('kept', `${dir} has a key already, and it stays`);
         print(args.json ? JSON.stringify({ did, dir, isNew }) : did);
         return EXIT.ok;
       }
@@ -39,7 +39,7 @@ is done by keygen, and by the first command that signs.`,
       const dir = args.text('dir');
       // Looking must not make a key.
       if (!hasKey(dir) && (dir !== undefined || !process.env['SIGN_SEED']))
-        throw new Usage(`no key in ${keyHome(dir)}`);
+        throw new TechnocoreError('no_key', `no key in ${keyHome(dir)}; keygen --dir makes one`);
       const { did } = await args.signer();
       print(args.json ? JSON.stringify({ did }) : did);
       return EXIT.ok;

@@ -37,8 +37,14 @@ export const EXIT = {
   interrupted: 130,
 } as const;
 
-/** What is wrong with the arguments. */
-export class Usage extends Error {}
+/** What is wrong with the arguments, and in which help it is said how they are right. */
+export class Usage extends Error {
+  readonly see: string;
+  constructor(message: string, see = '') {
+    super(message);
+    this.see = see;
+  }
+}
 
 /** One option. */
 export interface Flag {
@@ -327,7 +333,7 @@ export class Args {
     }
     const isNew = !hasKey(dir);
     const signer = await Signer.fromDir(dir);
-    if (isNew) tell(`a new key, ${signer.did}, in ${keyHome(dir)}`);
+    if (isNew) this.remark('new_key', `a new key, ${signer.did}, in ${keyHome(dir)}`);
     return signer;
   }
 }
@@ -399,6 +405,9 @@ export async function waiting<T>(what: string, work: Promise<T>): Promise<T> {
 /** Errors of ours that are about the arguments. They come before anything is done. */
 const WRONG_INPUT = /^(bad_(name|option|params|code|invite)|no_reply_address|empty_text|frame_too_long)$/;
 
+/** Errors of ours that another try may end. */
+const NO_ANSWER = /^(call_timeout|not_offered|unavailable|rate_limited)$/;
+
 /**
  * What a person types, one line; undefined at the end of the input.
  *
@@ -428,11 +437,25 @@ export const rounded = (event: Event): Event =>
     ]),
   ) as Event;
 
+/** Whether an error is what the operating system said of a file or a port here. */
+const isLocal = (e: unknown): boolean => typeof (e as { syscall?: unknown } | undefined)?.syscall === 'string';
+
+/**
+ * What is wrong with the arguments, and where to look.
+ *
+ * @param isJson whether `--json` was said, as far as that can be told
+ */
+export function misused({ message, see }: Usage, isJson: boolean): number {
+  tell(isJson ? json({ code: 'usage', message }, true) : `${message}\n${see}`);
+  return EXIT.usage;
+}
+
 /** What went wrong, in one line, and the code to exit with. */
 export function failure(e: unknown, args: Args): number {
   if (!TechnocoreError.is(e)) {
     const message = (e as Error)?.message ?? String(e);
-    tell(args.json ? JSON.stringify({ code: 'failed', message }) : ((e as Error)?.stack ?? message));
+    const told = isLocal(e) ? shown(message) : ((e as Error)?.stack ?? message);
+    tell(args.json ? json({ code: 'failed', message }, true) : told);
     return EXIT.failed;
   }
   const { code } = e;
@@ -444,7 +467,7 @@ export function failure(e: unknown, args: Args): number {
   );
   if (code === 'rpc' || code === 'input_required') return EXIT.refused;
   if (WRONG_INPUT.test(code)) return EXIT.usage;
-  return /^(call_timeout|not_offered|unavailable|rate_limited)$/.test(code) ? EXIT.noAnswer : EXIT.failed;
+  return NO_ANSWER.test(code) && !isLocal(e.cause) ? EXIT.noAnswer : EXIT.failed;
 }
 
 // --- help --------------------------------------------------------------------------------------------------------

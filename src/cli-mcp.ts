@@ -222,9 +222,9 @@ async function pairOne(
   try {
     const outcome = await offerPairing(mailbox, signer, { ...service, code, onPaired, onReady });
     if (outcome !== 'paired' && !args.signal.aborted)
-      tell(`Nobody was paired: the code is ${outcome}. Start again with --pair for another.`);
+      args.remark('not_paired', `Nobody was paired: the code is ${outcome}. Start again with --pair for another.`);
   } catch (cause) {
-    if (!args.signal.aborted) tell(shown(`Pairing failed: ${(cause as Error).message}`));
+    if (!args.signal.aborted) args.remark('not_paired', `Pairing failed: ${(cause as Error).message}`);
   }
 }
 
@@ -268,7 +268,8 @@ async function connectOne(args: Args): Promise<number> {
   const onEvent = listener(args);
   const o = { ...args.patient(onEvent), replyTo };
   const typed = args.text('pair');
-  if (typed !== undefined) await pairWith(await codeFrom(args, typed), mailbox, signer, pairs, o);
+  if (typed !== undefined)
+    args.remark('paired', await pairWith(await codeFrom(args, typed), mailbox, signer, pairs, o));
   const paired = (await pairs.serverOf(mailbox))?.did;
   const peer = target.peer ?? paired;
   const connect = (): Wire => new RoomClientTransport(mailbox, signer, { ...o, ...(peer !== undefined && { peer }) });
@@ -312,23 +313,20 @@ async function overHttp(args: Args, bridge: HttpBridge, port: number): Promise<n
   return EXIT.ok;
 }
 
-/** Pairs, unless it was done with this very code before: a host that starts us again says it again. */
+/** Pairs, unless it was done with this very code before: a host that starts us again says it again. Returns which of the two. */
 async function pairWith(
   code: string,
   mailbox: string,
   signer: Signer,
   pairs: PairsFile,
   o: Options & { replyTo: string },
-): Promise<void> {
+): Promise<string> {
   const used = toHex(hmacSha256(utf8(code), utf8('technocore-rpc/used')).subarray(0, 16));
   const known = await pairs.serverOf(mailbox);
-  if (known?.used === used) {
-    tell(`Paired with ${known.did} before.`);
-    return;
-  }
+  if (known?.used === used) return `Paired with ${known.did} before.`;
   const did = await waiting('waiting for the other side to know the code', pair(mailbox, code, signer, o));
   await pairs.setServer(mailbox, { did, used });
-  tell(`Paired with ${did}.`);
+  return `Paired with ${did}.`;
 }
 
 const VERBOSE = { verbose: { about: 'a line for each call, and what happens on the way' } };

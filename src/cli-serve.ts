@@ -158,7 +158,7 @@ const OFFERS = 'functions (params, context) => result, or `methods`, a Map or an
  *
  * @throws Usage it cannot be loaded, or waits for a server of its own, which ends with us
  */
-async function loaded(path: string, file: string): Promise<Record<string, unknown>> {
+async function loaded(path: string, file: string, args: Args): Promise<Record<string, unknown>> {
   let late: NodeJS.Timeout | undefined;
   const stuck = new Promise<never>((_, reject) => {
     late = setTimeout(() => {
@@ -166,7 +166,7 @@ async function loaded(path: string, file: string): Promise<Record<string, unknow
       // Others may have much to load.
       if (/\bawait\s+(\w+\.)?serve\s*\(/.test(readFileSync(path, 'utf8')))
         reject(new Usage(`${file} waits for its own serve(): ${advice}`));
-      else tell(`${file} is still being loaded; ${advice}`);
+      else args.remark('loading', `${file} is still being loaded; ${advice}`);
     }, LOADING_MS);
   });
   const imported = import(pathToFileURL(path).href).catch((cause) => {
@@ -187,10 +187,11 @@ const functionsIn = (value: unknown): [name: string, handler: Handler][] => {
 async function offered(
   path: string,
   file: string,
+  args: Args,
 ): Promise<{ methods: Map<string, Handler>; tools: Map<string, Tool> }> {
   const before = methods.size + tools.size;
   // Newer releases of Node show under the other name what `default` shows.
-  const { default: main, 'module.exports': _, ...named } = await loaded(path, file);
+  const { default: main, 'module.exports': _, ...named } = await loaded(path, file, args);
   const whole: Record<string, unknown> = { ...(isObject(main) && main), ...named };
   const own = [...functionsIn(main), ...functionsIn(named)];
   const list = whole['tools'];
@@ -215,7 +216,7 @@ async function served(args: Args): Promise<number> {
     return Number(process.exitCode);
   }
   try {
-    return await serveOffered(args, await offered(path, file));
+    return await serveOffered(args, await offered(path, file, args));
   } finally {
     setTimeout(() => process.exit(), LINGER_MS).unref();
   }

@@ -7,7 +7,7 @@
 import { readFileSync } from 'node:fs';
 import { callCommands } from './cli-calls.ts';
 import { keyCommands } from './cli-keys.ts';
-import { Args, type Command, EXIT, failure, helpOf, overview, print, tell, Usage } from './cli-kit.ts';
+import { Args, type Command, EXIT, failure, helpOf, misused, overview, print, tell, Usage } from './cli-kit.ts';
 import { localCommands } from './cli-local.ts';
 import { mcpCommands } from './cli-mcp.ts';
 import { parleyCommands } from './cli-parley.ts';
@@ -33,7 +33,7 @@ function find(argv: string[]): [name: string, args: string[]] {
   }
   const group = Object.keys(commands).some((name) => name.startsWith(`${argv[0]} `)) ? ` ${argv[0]}` : '';
   const asked = group === '' ? argv[0] : `${argv[0]} ${argv[1]}`;
-  throw new Usage(`there is no command ${JSON.stringify(asked)}\nSee technocore-rpc${group} --help`);
+  throw new Usage(`there is no command ${JSON.stringify(asked)}`, `See technocore-rpc${group} --help`);
 }
 
 const HELP = ['help', '--help', '-h'];
@@ -70,7 +70,7 @@ async function main(argv: string[]): Promise<number> {
     print(helpOf(name, command));
     return EXIT.ok;
   } catch (e) {
-    if (e instanceof Usage) throw new Usage(`${e.message}\n${see}`);
+    if (e instanceof Usage) throw new Usage(e.message, see);
     if (!args) throw e;
     if (args.isInterrupted) return EXIT.interrupted;
     const code = failure(e, args);
@@ -82,10 +82,12 @@ async function main(argv: string[]): Promise<number> {
 // Whoever reads along may have enough before we are done.
 process.stdout.on('error', () => process.exit(EXIT.ok));
 
+const argv = process.argv.slice(2);
 try {
-  process.exitCode = await main(process.argv.slice(2));
+  process.exitCode = await main(argv);
 } catch (e) {
   if (!(e instanceof Usage)) throw e;
-  tell(e.message);
-  process.exitCode = EXIT.usage;
+  // Wrong as they are; what stands after `--` is for another program.
+  const own = argv.includes('--') ? argv.slice(0, argv.indexOf('--')) : argv;
+  process.exitCode = misused(e, own.includes('--json'));
 }

@@ -13,7 +13,7 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { AddressInfo, Socket } from 'node:net';
 import { concat, utf8 } from './bytes.ts';
-import { checkObject, Unavailable } from './errors.ts';
+import { checkObject, TechnocoreError, Unavailable } from './errors.ts';
 import { systemCode } from './files.ts';
 import { type Clock, systemClock } from './http.ts';
 import { type Limits, type LocalStats, limitsOf, Parking } from './local-limits.ts';
@@ -56,7 +56,8 @@ export interface LocalService {
    *
    * @param port default 0: a free one
    * @param host default 127.0.0.1
-   * @throws Unavailable the port is taken, or the platform has no servers
+   * @throws TechnocoreError `no_port`: the port cannot be had
+   * @throws Unavailable the platform has no servers
    */
   listen(port?: number, host?: string): Promise<Listening>;
   /** Counts, live. */
@@ -272,7 +273,8 @@ async function listen(
   });
   await new Promise<void>((resolve, reject) => {
     server.once('error', (cause) => {
-      reject(new Unavailable(`cannot listen on ${host} port ${port}: ${systemCode(cause) ?? cause.message}`, cause));
+      const why = systemCode(cause) ?? cause.message;
+      reject(new TechnocoreError('no_port', `cannot listen on ${host} port ${port}: ${why}`, cause));
     });
     server.listen(port, host, resolve);
   });

@@ -124,7 +124,6 @@ describe('help and arguments', () => {
     [['local', '--limit', 'toString=1'], /--limit takes one of/],
     [['local', '--limit', 'rooms=many'], /<number>/],
     [['parley', 'join'], /no link/],
-    [['did', '--dir', '/nowhere'], /no key in/],
     [['say', 'p-x', ' '], /empty_text/],
   ])('%j is refused with code 2', async (args, words) => {
     // The key that some of them make is no news to this test.
@@ -132,6 +131,57 @@ describe('help and arguments', () => {
     expect(err).toMatch(words);
     expect(err).toMatch(/See technocore-rpc .*--help/);
     expect([code, out]).toEqual([2, '']);
+  });
+
+  test('what fails says so in JSON with --json, whatever it is, and ends with the code that the help gives', async () => {
+    const file = join(home, 'file.mjs');
+    await writeFile(file, 'export const one = () => 1;');
+    const odd = join(home, 'odd');
+    await mkdir(join(odd, 'ledger'), { recursive: true });
+    const nobody = Signer.generate().did;
+    const taken = new URL(service.url).port;
+    const cases: [args: string[], exit: number, code: string][] = [
+      [['frobnicate'], 2, 'usage'],
+      [['mcp', 'frobnicate'], 2, 'usage'],
+      [['read', 'p-x', '--frob'], 2, 'usage'],
+      [['demo', 'x'], 2, 'usage'],
+      [['local', '--port', taken], 1, 'no_port'],
+      [['keygen', '--dir', file], 1, 'bad_key'],
+      [['did', '--dir', '/nowhere'], 1, 'no_key'],
+      [['say', 'p-x', ' '], 2, 'empty_text'],
+      [['say', 'p-x', 'text', '--dir', file], 1, 'bad_key'],
+      [['read', 'p-x', '--base', 'nonsense'], 2, 'bad_name'],
+      [['verify', 'did:key:zzz', 'sig', 'text'], 2, 'usage'],
+      [['call', nobody, 'm'], 1, 'no_mailbox'],
+      [['call', `mb-p-none-${Date.now()}`, 'm', '--timeout', '0.1'], 4, 'call_timeout'],
+      [['tools', 'mb-p-x', 't', '[]'], 2, 'usage'],
+      [['serve', './nowhere.js'], 2, 'usage'],
+      [['serve', file, '--state', file], 1, 'failed'],
+      [['serve', file, '--state', odd], 1, 'unavailable'],
+      [['parley', 'open', '--relay', 'nonsense'], 2, 'bad_name'],
+      [['parley', 'join', 'https://parley.chat/'], 2, 'bad_invite'],
+      [['mcp', 'connect', nobody], 1, 'no_identity'],
+      [['mcp', 'connect', 'mb-p-x', '--http', taken], 1, 'no_port'],
+      [['mcp', 'serve', '--allow', 'me', '--', 'node'], 2, 'usage'],
+      [['mcp', 'serve', '--', '/nowhere/command'], 1, 'no_command'],
+    ];
+    const { out } = await cli('help');
+    for (const [, name] of out.matchAll(/^ {2}([a-z]+(?: (?:open|join|serve|connect)\b)?)/gm))
+      expect(cases.map(([args]) => args.join(' '))).toContainEqual(expect.stringMatching(new RegExp(`^${name}\\b`)));
+    const inJson = (args: string[]): string[] => {
+      const end = args.includes('--') ? args.indexOf('--') : args.length;
+      return [...args.slice(0, end), '--json', ...args.slice(end)];
+    };
+    for (const [args, exit, code] of cases) {
+      const { err, ...rest } = await start(inJson(args), { input: '', env: seeded(1).env }).done;
+      const lines = err.trim().split('\n');
+      expect([args, rest, JSON.parse(lines.at(-1)!)]).toEqual([
+        args,
+        { code: exit, out: '' },
+        expect.objectContaining({ code, message: expect.stringMatching(/\S/) }),
+      ]);
+      for (const line of lines) expect(() => JSON.parse(line)).not.toThrow();
+    }
   });
 
   test('--version is that of the package', async () => {
@@ -181,7 +231,10 @@ describe('keys', () => {
   test('looking makes no key; using one makes it, and says so', async () => {
     const elsewhere = join(home, 'empty');
     const env = { HOME: elsewhere };
-    expect((await start(['did'], { env }).done).code).toBe(2);
+    expect(await start(['did'], { env }).done).toMatchObject({
+      code: 1,
+      err: expect.stringMatching(/^no_key: no key/),
+    });
     expect(existsSync(join(elsewhere, '.technocore'))).toBe(false);
     const { out, err, code } = await start(['say', 'p-first-9d1f', 'hello'], { env }).done;
     expect([code, out]).toEqual([0, '1\n']);
@@ -785,7 +838,7 @@ describe('parley', () => {
 
 test('local says that its port is in use', async () => {
   const { code, err } = await cli('local', '--port', new URL(service.url).port);
-  expect([code, err]).toEqual([4, expect.stringMatching(/^unavailable: cannot listen on \S+ port \d+: EADDRINUSE\n$/)]);
+  expect([code, err]).toEqual([1, expect.stringMatching(/^no_port: cannot listen on \S+ port \d+: EADDRINUSE\n$/)]);
 });
 
 test('local serves until Ctrl-C, with the limits it was given', async () => {

@@ -840,7 +840,7 @@ describe('on a socket', () => {
     const { service } = world();
     listening = await service.listen(0, '127.0.0.1');
     const port = Number(new URL(listening.url).port);
-    await expect(service.listen(port)).rejects.toMatchObject({ code: 'unavailable' });
+    await expect(service.listen(port)).rejects.toMatchObject({ code: 'no_port' });
     await listening.close();
     await listening.close();
     await expect(fetch(listening.url)).rejects.toThrow();
