@@ -6,6 +6,7 @@
  */
 import { type Args, json, print, prompted, shown, tell } from './cli-kit.ts';
 import { isObject, type Json } from './frames.ts';
+import { compileForeignSchema } from './schema.ts';
 import { type ElicitResult, type InputHandlers, TechnocoreError } from './technocore-rpc.ts';
 
 type Schema = { [member: string]: Json };
@@ -73,12 +74,41 @@ function optionsOf({ enum: values, oneOf, anyOf }: Schema): Json[] | undefined {
 
 /** What a field is called, and what it takes. */
 function labelOf(name: string, of: Json): string {
-  const { title, description, type, items, ...rest } = schemaIn(of);
-  const options = optionsOf(type === 'array' ? schemaIn(items) : rest);
-  const several = type === 'array' ? ', several with commas' : '';
-  const takes = options ? `one of ${options.map((option) => shown(option)).join(', ')}` : textIn(type);
-  const about = [textIn(description) ?? [], takes === undefined ? [] : `${takes}${several}`].flat();
+  const { title, description } = schemaIn(of);
+  const about = [textIn(description) ?? [], takesOf(schemaIn(of)) ?? []].flat();
   return `${textIn(title) ?? shown(name)}${about.length > 0 ? ` (${about.join('; ')})` : ''}`;
+}
+
+/** What a field takes, as far as its schema says. */
+function takesOf(of: Schema): string | undefined {
+  const { type, items, format } = of;
+  const options = optionsOf(of);
+  const kind = options ? `one of ${options.map(shown).join(', ')}` : (textIn(format) ?? textIn(type));
+  const known =
+    type === 'array'
+      ? [takesOf(schemaIn(items)), 'several with commas', rangeOf(of, 'minItems', 'maxItems')]
+      : [kind, rangeOf(of, 'minimum', 'maximum'), rangeOf(of, 'minLength', 'maxLength', ' characters')];
+  const words = known.filter((one) => one !== undefined);
+  return words.length > 0 ? words.join(', ') : undefined;
+}
+
+function rangeOf(of: Schema, least: string, most: string, unit = ''): string | undefined {
+  const [low, high] = [of[least], of[most]];
+  if (low === undefined && high === undefined) return undefined;
+  const range =
+    high === undefined
+      ? `${shown(low)} or more`
+      : `${low === undefined ? 'at most' : `${shown(low)} to`} ${shown(high)}`;
+  return `${range}${unit}`;
+}
+
+/** What is wrong with a value in a field; undefined also when its schema cannot be used, as the asking side will say. */
+async function problemOf(value: Json, of: Schema): Promise<string | undefined> {
+  try {
+    return (await compileForeignSchema(of).check(value)).problem;
+  } catch {
+    return undefined;
+  }
 }
 
 /** One value; `given` is undefined when the field is left out, and the whole is when the person declines. */
@@ -95,8 +125,9 @@ async function askField(
     if (line === undefined) return undefined;
     if (line.trim() === '' && (usual !== undefined || !isNeeded)) return usual === undefined ? {} : { given: usual };
     const given = valueFrom(line, of);
-    if (given !== undefined) return { given };
-    tell('That cannot be taken.');
+    const problem = given === undefined ? '' : await problemOf(given, of);
+    if (given !== undefined && problem === undefined) return { given };
+    tell(`That cannot be taken. Wanted: ${takesOf(of) ?? shown(problem)}`);
   }
 }
 

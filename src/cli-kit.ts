@@ -7,7 +7,7 @@
 import { existsSync } from 'node:fs';
 import { homedir } from 'node:os';
 import { join } from 'node:path';
-import { createInterface } from 'node:readline/promises';
+import { createInterface } from 'node:readline';
 import { parseArgs } from 'node:util';
 import { toHex } from './bytes.ts';
 import { blanked } from './frames.ts';
@@ -408,22 +408,48 @@ const WRONG_INPUT = /^(bad_(name|option|params|code|invite)|no_reply_address|emp
 /** Errors of ours that another try may end. */
 const NO_ANSWER = /^(call_timeout|not_offered|unavailable|rate_limited)$/;
 
+/** Lines that were typed, or pasted, ahead of the question that they answer; undefined is the end of the input. */
+const typedAhead: (string | undefined)[] = [];
+/** The beginning of one. */
+let begunAhead = '';
+
 /**
  * What a person types, one line; undefined at the end of the input.
  *
  * @throws the signal's reason at Ctrl-C
  */
-export async function prompted(args: Args, question: string): Promise<string | undefined> {
-  const { signal } = args;
-  const terminal = createInterface({ input: process.stdin, output: process.stderr });
+export async function prompted({ signal }: Args, question: string): Promise<string | undefined> {
+  signal.throwIfAborted();
+  if (typedAhead.length > 0) {
+    const line = typedAhead.shift();
+    tell(`${question}${shown(line ?? '')}`);
+    return line;
+  }
+  const terminal = createInterface({ input: process.stdin, output: process.stderr, prompt: question });
   // While a line is typed, Ctrl-C is a character like any other.
   terminal.on('SIGINT', () => process.kill(process.pid, 'SIGINT'));
-  const ended = new Promise<undefined>((resolve) => terminal.once('close', () => resolve(undefined)));
   isPrompting = true;
+  let forget = (): void => {};
+  let end = (): void => {};
   try {
-    return await Promise.race([terminal.question(question, { signal }), ended]);
+    await new Promise<void>((resolve, reject) => {
+      const take = (line: string | undefined): void => {
+        typedAhead.push(line);
+        resolve();
+      };
+      end = () => take(undefined);
+      terminal.on('line', take);
+      terminal.once('close', end);
+      forget = onAbort(signal, () => reject(signal.reason));
+      terminal.prompt();
+      terminal.write(begunAhead);
+    });
+    return typedAhead.shift();
   } finally {
     isPrompting = false;
+    forget();
+    begunAhead = terminal.line;
+    terminal.off('close', end);
     terminal.close();
   }
 }

@@ -549,7 +549,7 @@ describe('what is asked back', () => {
     tool('hello', 'Greets.', { type: 'object' }, async (_, { elicit }) => {
       const properties = {
         name: { type: 'string', title: 'Your name' },
-        age: { type: 'integer' },
+        age: { type: 'integer', minimum: 0, maximum: 150 },
         colour: { enum: ['red', 'blue'], description: 'of the paint', default: 'red' },
         extra: { type: 'boolean' },
       };
@@ -594,7 +594,7 @@ describe('what is asked back', () => {
     const plain = await ask('tools', mailbox, 'hello');
     expect([plain.code, plain.out]).toEqual([3, '']);
     expect(plain.err).toMatch(
-      /^input_required: .*: Who are \[2J you\?; Your name \(string\); age \(integer\); colour \(of the paint; one of red, blue\); extra/,
+      /^input_required: .*: Who are \[2J you\?; Your name \(string\); age \(integer, 0 to 150\); colour \(of the paint; one of red, blue\); extra/,
     );
     const machine = await ask('tools', mailbox, 'hello', '{}', '--json');
     expect(machine.code).toBe(3);
@@ -637,12 +637,26 @@ describe('what is asked back', () => {
     };
     const given = await answer([
       ['Your name', 'Ada\n'],
-      ['age (integer):', 'old\n'],
-      ['age (integer):', '36\n'],
+      ['age (integer, 0 to 150):', 'old\n'],
+      ['age (integer, 0 to 150):', '151\n'],
+      ['age (integer, 0 to 150):', '36\n'],
+      ['[red]:', 'green\n'],
       ['[red]:', '\n'],
       ['[leave out]:', '\n'],
     ]);
-    expect(given).toMatch(/That cannot be taken[\s\S]*accept {"name":"Ada","age":36,"colour":"red"}/);
+    expect(given.match(/That cannot be taken. Wanted: [^\r\n]*/g)).toEqual([
+      'That cannot be taken. Wanted: integer, 0 to 150',
+      'That cannot be taken. Wanted: integer, 0 to 150',
+      'That cannot be taken. Wanted: one of red, blue',
+    ]);
+    expect(given).toMatch(/accept {"name":"Ada","age":36,"colour":"red"}/);
+    // All at once, the last of it without an end.
+    const pasted = [
+      ['Your name', 'Ada\n36\nblue\nye'],
+      ['[leave out]:', 's\n'],
+    ] as [string, string][];
+    expect(await answer(pasted)).toMatch(/accept {"name":"Ada","age":36,"colour":"blue","extra":true}/);
+    expect(await answer([['Your name', 'Ada\n\u0004']])).toMatch(/decline/);
     expect(given).not.toContain('\u001b[2J you');
     expect(await answer([['Your name', '\u0004']])).toMatch(/decline/);
     expect(await answer([['Your name', '\u0003']])).toMatch(/code 130/);
