@@ -7,7 +7,6 @@
 import type { Channel, SendOptions, Sent } from './channel.ts';
 import { OVER, onAbort } from './clock.ts';
 import { isMcpMethod } from './dispatch.ts';
-import { RateLimited } from './errors.ts';
 import { isObject, MAX_TEXT } from './frames.ts';
 import { budgetOf, sharedOf, type Transport } from './http.ts';
 import { getOrMake } from './maps.ts';
@@ -114,8 +113,8 @@ class Batcher {
         fill.add(waiting);
         this.#queue.push({ fill, withdraw: budget.announce(this.#name) });
       }
-      const delay = budget.projectMs(this.#name, 0);
-      if (this.#t.clock.now() + delay > deadline) return waiting.reject(new RateLimited('write', delay));
+      const late = budget.tooLate(budget.projectMs(this.#name, 0), deadline);
+      if (late) return waiting.reject(late);
       if (this.#isWriting) return;
       this.#isWriting = true;
       // After those that come at the same moment.

@@ -108,6 +108,12 @@ export class Budget {
     return this.delayMs(turns);
   }
 
+  /** The error for a turn that would come after `deadline`; one that can be had at once never does, however late it is. */
+  tooLate(delayMs: number, deadline: number): RateLimited | undefined {
+    const isLate = delayMs > 0 && this.#clock.now() + delayMs > deadline;
+    return isLate ? new RateLimited(this.#bucket, delayMs) : undefined;
+  }
+
   /**
    * Waits for a turn; turns come in the order of asking.
    *
@@ -116,7 +122,8 @@ export class Budget {
    */
   async take(signal?: AbortSignal, deadline: number = Number.POSITIVE_INFINITY): Promise<void> {
     const delay = this.delayMs();
-    if (this.#clock.now() + delay > deadline) throw new RateLimited(this.#bucket, delay);
+    const late = this.tooLate(delay, deadline);
+    if (late) throw late;
     this.#tokens--;
     if (delay === 0) return;
     try {

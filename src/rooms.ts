@@ -8,7 +8,6 @@ import {
   BadKey,
   type HttpError,
   MayHaveLanded,
-  RateLimited,
   RingGap,
   type StaleNonce,
   TechnocoreError,
@@ -443,8 +442,8 @@ export async function saySigned(
   const budget = budgetOf(t, 'write');
   // Writes of one key to one room queue before they ask the budget for their turns: those in front count.
   const queue = `${key.did} ${room}`;
-  const delay = budget.projectMs(queue);
-  if (t.clock.now() + delay > deadline) throw new RateLimited('write', delay);
+  const late = budget.tooLate(budget.projectMs(queue), deadline);
+  if (late) throw late;
   const attempts = new Attempts(t, deadline, signal);
   for (let stale = 0; ; stale++) {
     const begin = budget.announce(queue);

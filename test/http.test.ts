@@ -678,6 +678,13 @@ describe('budgets', () => {
     await expect(request(t, { path: '/r/x', bucket: 'read', deadline: clock.now() })).rejects.toThrow(RateLimited);
     expect(service.stats.requests).toBe(requests);
   });
+
+  test('a turn that can be had at once is never refused, however late it is', async () => {
+    const { t, run: go, clock } = world();
+    budgetOf(t, 'read').learn(60);
+    const late = request(t, { path: '/r/x', bucket: 'read', deadline: clock.now() - 1 });
+    expect(await go(late)).toMatchObject({ status: 200 });
+  });
 });
 
 test('every error of a request is one of the library’s, whatever fetch throws', async () => {
