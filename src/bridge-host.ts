@@ -363,12 +363,10 @@ export class HostSide {
       }
     } else if (!this.#changes.answered(id, frame['error']) && (typeof id !== 'string' || !id.startsWith(OURS))) {
       const { error } = frame;
-      const advice = isObject(error) ? this.#adviceFor(error) : undefined;
-      if (advice === undefined) this.#o.toHost(frame);
-      else {
-        const { message, ...rest } = error as JsonObject;
-        this.#o.toHost({ ...frame, error: { ...rest, message: advised(String(message), advice) } });
-      }
+      const { message, ...rest } = isObject(error) ? error : {};
+      const advice = this.#adviceFor(rest);
+      if (advice === undefined || typeof message !== 'string') this.#o.toHost(frame);
+      else this.#o.toHost({ ...frame, error: { ...rest, message: advised(message, advice) } });
     }
   }
 

@@ -208,6 +208,18 @@ test('a handshake that nobody answers is not asked again, and its error says why
   expect(toRoom.length).toBe(1);
 });
 
+test('an error to which advice belongs gets it, and reaches the host also where it has no words', () => {
+  const params = { _meta: { [`${META}/protocolVersion`]: '2026-07-28', [`${META}/clientCapabilities`]: {} } };
+  const error = { code: 1006, data: { reason: 'call_timeout' } };
+  host({ id: 1, method: 'tools/list', params });
+  room({ id: 1, error: { ...error, message: 'Lost' } });
+  expect(got()).toMatchObject({ id: 1, error: { ...error, message: 'Lost: is it running?' } });
+  const message = { toString: 1, valueOf: 2 };
+  host({ id: 2, method: 'tools/list', params });
+  room({ id: 2, error: { ...error, message } });
+  expect(got()).toMatchObject({ id: 2, error: { ...error, message } });
+});
+
 test('cancelling names the present request, and nothing comes of it any more', () => {
   initialize();
   host({ id: 1, method: 'tools/call', params: { name: 'x' } });
