@@ -29,7 +29,7 @@ const MAX_WATCHED = 4096;
 /** How long a host that has ended its input is given answers, ms. Hosts that end a program wait 2 s for it. */
 const LAST_ANSWERS_MS = 1500;
 
-/** Tells of each request when it is answered: an event `call` with method, name, caller, ms and outcome. */
+/** Tells of each request when it is answered, or called off: an event `call` with method, name, caller, ms and outcome. */
 class Watch {
   readonly #clock: Clock;
   readonly #onEvent: (event: Event) => void;
@@ -49,9 +49,10 @@ class Watch {
     await this.#clock.sleep(LAST_ANSWERS_MS, timer.signal).catch(() => {});
   }
 
-  asked(message: unknown, from?: string): void {
-    if (classify(message) !== 'request') return;
+  asked(message: JsonObject, from?: string): void {
     const { id, method, params } = message as { id: Id; method: string; params?: JsonObject };
+    if (method === 'notifications/cancelled') this.#end(params?.['requestId'] as Id, 'cancelled');
+    if (classify(message) !== 'request') return;
     const { name = params?.['uri'] } = params ?? {};
     if (this.#begun.size >= MAX_WATCHED) this.#begun.delete(this.#begun.keys().next().value!);
     this.#begun.set(id, {
@@ -66,10 +67,13 @@ class Watch {
   answered(message: unknown): void {
     if (classify(message) !== 'response') return;
     const { id, error, result } = message as { id: Id; error?: JsonObject; result?: JsonObject };
+    this.#end(id, error ? `error ${error['code']}` : result?.['isError'] === true ? 'failed' : 'ok');
+  }
+
+  #end(id: Id, outcome: string): void {
     const begun = this.#begun.get(id);
     if (!begun || !this.#begun.delete(id)) return;
     const { at, ...event } = begun;
-    const outcome = error ? `error ${error['code']}` : result?.['isError'] === true ? 'failed' : 'ok';
     this.#onEvent({ ...event, ms: this.#clock.now() - at, outcome });
     if (this.#begun.size === 0) this.#onQuiet?.();
   }
@@ -229,7 +233,7 @@ export async function bridgeHost(
     input,
     {
       frame: guarded(onEvent, (frame) => {
-        if (isObject(frame)) watch.asked(frame);
+        if (isObject(frame)) watch.asked(frame as JsonObject);
         side.fromHost(frame);
       }),
       junk: () => toHost(rpcError(undefined, PARSE_ERROR, 'Parse error')),

@@ -463,6 +463,12 @@ export const rounded = (event: Event): Event =>
     ]),
   ) as Event;
 
+/** An event as JSON shows it, errors with what they say. */
+export const plain = (event: Event): object =>
+  Object.fromEntries(
+    Object.entries(event).map(([name, value]) => [name, value instanceof Error ? value.message : value]),
+  );
+
 /** Whether an error is what the operating system said of a file or a port here. */
 const isLocal = (e: unknown): boolean => typeof (e as { syscall?: unknown } | undefined)?.syscall === 'string';
 

@@ -19,6 +19,7 @@ import {
   KEY,
   keyHome,
   ownMailbox,
+  plain,
   print,
   prompted,
   rounded,
@@ -76,18 +77,12 @@ function eventLine({ kind, ...detail }: Event): string {
   return shown(`${time} ${kind}${text.length > 0 ? `, ${text.join(', ')}` : ''}`);
 }
 
-/** An event as JSON shows it, errors with what they say. */
-const plain = ({ answer: _, ...event }: Event): object =>
-  Object.fromEntries(
-    Object.entries(event).map(([name, value]) => [name, value instanceof Error ? `${value.message}` : value]),
-  );
-
 const listener = (args: Args): ((event: Event) => void) => {
   const isVerbose = args.has('verbose');
   return (event) => {
     if (!isVerbose && !LOUD.has(event.kind)) return;
     const told = rounded(event);
-    tell(args.json ? json(plain(told), true) : args.inFlags(eventLine(told)));
+    tell(args.json ? json(plain({ ...told, answer: undefined }), true) : args.inFlags(eventLine(told)));
   };
 };
 

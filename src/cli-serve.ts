@@ -14,6 +14,7 @@ import {
   json,
   KEY,
   ownMailbox,
+  plain,
   print,
   rounded,
   SERVICE,
@@ -59,6 +60,15 @@ function outcomeIn(answer: string): string {
   return isObject(result) && result['isError'] === true ? 'answered, as failed' : 'answered';
 }
 
+/** What a request asks for: its method, and of MCP's which tool. */
+function askedIn({ method, params }: { [member: string]: unknown } = {}): string {
+  const name = method === 'tools/call' && isObject(params) ? params['name'] : undefined;
+  return [method, name]
+    .filter((word) => typeof word === 'string')
+    .map((word) => (word as string).slice(0, 80))
+    .join(' ');
+}
+
 /** Sees the requests that are worked on, each from the ledger’s first word to its answer, and tells whoever wants to know. */
 class Calls {
   readonly #tell: ((line: string) => void) | undefined;
@@ -79,8 +89,9 @@ class Calls {
     return {
       admit: async (message, now) => {
         const admission = await ledger.admit(message, now);
-        for (const [i, { id, passing }] of message.requests.entries()) {
-          if (admission.verdicts[i]!.kind === 'new' && !passing) this.#begin(message.from, id, 'an MCP request');
+        for (const [i, { id, passing, frame }] of message.requests.entries()) {
+          if (admission.verdicts[i]!.kind !== 'new' || passing) continue;
+          this.#begun.set(`${message.from} ${id}`, { at: performance.now(), name: askedIn(frame) });
         }
         return admission;
       },
@@ -97,24 +108,17 @@ class Calls {
     };
   }
 
-  /** Handlers whose names are known from when they begin. Whatever else is said of them, by marks, stays. */
+  /** Handlers of which it is told that they begin for what wants no answer. Whatever else is said of them, by marks, stays. */
   named(handlers: Map<string, Handler>): Map<string, Handler> {
     const named = (name: string, handler: Handler): Handler =>
       new Proxy(handler, {
         apply: (target, self, given: [params: unknown, context: CallContext]) => {
           const { from, id } = given[1];
           if (id === undefined) this.#tell?.(`${from} ${name} came, and wants no answer`);
-          else this.#begin(from, JSON.stringify(id), name);
           return Reflect.apply(target, self, given);
         },
       });
     return new Map([...handlers].map(([name, handler]) => [name, named(name, handler)]));
-  }
-
-  #begin(from: string, id: string, name: string): void {
-    const key = `${from} ${id}`;
-    const { at } = this.#begun.get(key) ?? { at: performance.now() };
-    this.#begun.set(key, { at, name });
   }
 
   #end(from: string, id: string, how: () => string): void {
@@ -237,9 +241,11 @@ async function serveOffered(
   const kept = state === undefined ? undefined : await args.ledger(join(state, 'ledger'));
   const isVerbose = args.has('verbose');
   const service = args.patient((event) => {
-    if (isVerbose || LOUD.test(event.kind)) tell(args.inFlags(eventLine(rounded(event))));
+    if (!isVerbose && !LOUD.test(event.kind)) return;
+    const told = rounded(event);
+    tell(args.json ? json(plain(told), true) : args.inFlags(eventLine(told)));
   });
-  const calls = new Calls(isVerbose ? (line) => tell(shown(line)) : undefined);
+  const calls = new Calls(isVerbose ? (line) => args.remark('call', line) : undefined);
   args.tellEnd(DRAIN_MS, () => calls.size);
   let isReady = false;
   try {

@@ -6,6 +6,7 @@
  * @module
  */
 import { checkObject } from './errors.ts';
+import type { Json } from './frames.ts';
 import { isNonce } from './names.ts';
 import { mostFor } from './turns.ts';
 
@@ -19,6 +20,8 @@ export interface LedgerRequest {
   passing?: boolean;
   /** Where the answer goes, if the request names a place: there an id is one key's. */
   reply?: string;
+  /** The request itself, for whoever tells of it; nothing of it is kept. */
+  frame?: { [member: string]: Json };
 }
 
 /** One message that holds requests, notifications or both. */

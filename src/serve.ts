@@ -562,6 +562,7 @@ class Server implements Listener {
         ...(passing.has(request) && { passing: true }),
         id: JSON.stringify(request['id']),
         digest: digestOf(request),
+        frame: request,
         ...(typeof named === 'string' && { reply: named }),
       })),
     };

@@ -139,6 +139,20 @@ const small = (script: string): string[] => [
 `,
 ];
 
+test('of a call that was called off it is told as well', async () => {
+  const { o, events } = await rig(small(`console.log('begun')`));
+  const client = new Client({ name: 'new', version: '1' }, { versionNegotiation: { mode: { pin: '2026-07-28' } } });
+  await client.connect(await host({ o }));
+  const stop = new AbortController();
+  const hangs = words(client, 'hang', { signal: stop.signal });
+  await until(() => events.some(({ begin }) => begin === 'begun'));
+  stop.abort();
+  await expect(hangs).rejects.toThrow();
+  const called = (): object[] => events.filter(({ kind, method }) => kind === 'call' && method === 'tools/call');
+  await until(() => called().length > 0);
+  expect(called()).toMatchObject([{ name: 'hang', outcome: 'cancelled', ms: expect.any(Number) }]);
+});
+
 test('a server that says too much, or nothing but noise', async () => {
   const { o, events } = await rig(
     small(

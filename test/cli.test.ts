@@ -499,7 +499,7 @@ describe('calls', () => {
     expect((await ask('call', mailbox, 'big')).err).toMatch(/too large/);
     expect(server.run.err).toMatch(/ big error -32603 The answer is too large: \d+ characters.*, \d+ ms\n/);
     await ask('tools', mailbox, 'technocore/verify', '{"did":7}');
-    expect(server.run.err).toMatch(/ an MCP request answered, as failed, \d+ ms\n/);
+    expect(server.run.err).toMatch(/ tools\/call technocore\/verify answered, as failed, \d+ ms\n/);
   });
 
   // What the test needs of a terminal, Debian has from the start; elsewhere its options differ.
