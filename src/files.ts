@@ -69,6 +69,35 @@ export function systemCode(e: unknown): string | undefined {
 export const noFileSystem = (): Unavailable =>
   new Unavailable('there is no file system here: this takes Node, Bun or Deno');
 
+/** What a runtime with permissions (Deno) throws where one was not given is an error of ours; anything else is as it is. */
+function refusalOf(cause: unknown): unknown {
+  const { name, message } = (cause ?? {}) as { name?: unknown; message?: unknown };
+  return name === 'NotCapable' ? new Unavailable(`this program has no permission: ${message}`, cause) : cause;
+}
+
+/** A builtin module, whose functions throw {@link refusalOf} what they threw. */
+function permitted<T extends object>(module: T): T {
+  // Not around the module itself: what that says is fixed must be given as it is.
+  return new Proxy({} as T, {
+    get(_, name) {
+      const member: unknown = Reflect.get(module, name);
+      if (typeof member === 'object' && member !== null) return permitted(member);
+      if (typeof member !== 'function') return member;
+      return (...args: unknown[]): unknown => {
+        try {
+          const result: unknown = Reflect.apply(member, module, args);
+          if (!(result instanceof Promise)) return result;
+          return result.catch((cause) => {
+            throw refusalOf(cause);
+          });
+        } catch (cause) {
+          throw refusalOf(cause);
+        }
+      };
+    },
+  });
+}
+
 /** Undefined where `work` fails with one of the codes, else what it gives. */
 async function unless<T>(codes: string[], work: () => T | Promise<T>): Promise<T | undefined> {
   try {
@@ -121,13 +150,13 @@ export class Files {
   readonly os: Os;
   readonly #me: Owner;
 
-  /** @throws Unavailable there is no file system here: a browser, a Worker */
+  /** @throws Unavailable there is no file system here (a browser, a Worker), or no permission to use it */
   constructor() {
     const { process } = globalThis as { process?: Process };
     const builtin = <T>(id: string): T => {
       const module = process?.getBuiltinModule?.(id);
       if (module === undefined) throw noFileSystem();
-      return module as T;
+      return permitted(module as T & object);
     };
     this.#fs = builtin<Fs>('node:fs');
     this.path = builtin<Path>('node:path');

@@ -5,6 +5,8 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { Files } from '../src/files.ts';
 import { type Clock, systemClock } from '../src/http.ts';
+import { fileLedger } from '../src/ledger-file.ts';
+import { Signer } from '../src/signer.ts';
 import { tempDir } from './support.ts';
 
 const onLinux = existsSync('/proc/self/stat');
@@ -299,6 +301,45 @@ describe('lock', () => {
     globalThis.process = real;
     await expect(files.lock(join(dir, 'L'), systemClock)).rejects.toMatchObject({ code: 'unavailable', cause: denied });
     expect(readdirSync(dir)).toEqual([]);
+  });
+
+  test('what a runtime does not permit is an error of ours, which says what to permit', async () => {
+    const real = globalThis.process;
+    const refused = Object.assign(new Error('run again with the --allow-x flag'), { name: 'NotCapable' });
+    /** The system with one function of one module refused, of the main part or of its promises. */
+    const without = (id: string, name: string, part?: string): void => {
+      const refuse = part
+        ? () => Promise.reject(refused)
+        : () => {
+            throw refused;
+          };
+      globalThis.process = {
+        ...real,
+        pid: real.pid,
+        platform: real.platform,
+        getBuiltinModule: (asked: string) => {
+          const module = real.getBuiltinModule(asked) as any;
+          if (asked !== id) return module;
+          return part ? { ...module, [part]: { ...module[part], [name]: refuse } } : { ...module, [name]: refuse };
+        },
+      } as any;
+    };
+    const error = { code: 'unavailable', message: expect.stringContaining('--allow-x'), cause: refused };
+    try {
+      for (const [id, name, part] of [
+        ['node:os', 'hostname'],
+        ['node:fs', 'openSync'],
+        ['node:fs', 'open', 'promises'],
+      ] as [string, string, string?][]) {
+        without(id, name, part);
+        const opened = async (): Promise<unknown> => (await fileLedger(join(dir, 'ledger'))).close!();
+        if (!part) await expect(Signer.fromDir(join(dir, 'key')), name).rejects.toMatchObject(error);
+        if (!part) await expect(opened(), name).rejects.toMatchObject(error);
+        else await expect(new Files().log(join(dir, 'log')).append('x')).rejects.toMatchObject(error);
+      }
+    } finally {
+      globalThis.process = real;
+    }
   });
 
   test('without a file system the error says what to do', () => {
