@@ -364,13 +364,16 @@ class Server implements Listener {
       () => false,
     );
     const drained = this.#underway.ended().then(() => false);
-    if (await Promise.race([drained, late])) {
+    const isLate = await Promise.race([drained, late]);
+    if (isLate) {
       this.#t.onEvent({ kind: 'undrained', room: this.#room, tasks: this.#underway.size });
       this.#answering.close(OVER);
     }
     timer.abort(OVER);
     this.#sharing.abort(OVER);
     await this.#share?.release();
+    // The last look at the claims told what others finished: it is remembered before the ledger may be closed.
+    if (!isLate) await this.#underway.ended();
   }
 
   renewed(goesOn: boolean): void {

@@ -4,6 +4,7 @@ import { partitionOf } from '../src/claims.ts';
 import { type Handler, idempotent } from '../src/dispatch.ts';
 import { RpcError } from '../src/errors.ts';
 import type { Clock } from '../src/http.ts';
+import { type Ledger, memoryLedger } from '../src/ledger.ts';
 import type { CallOptions } from '../src/line.ts';
 import { getNote, setNote } from '../src/notes.ts';
 import { presenceNote } from '../src/presence.ts';
@@ -57,7 +58,7 @@ function fleet(w: World, leaseMs?: number, random?: (bytes: number) => Uint8Arra
   const servers = new Map<string, Awaited<ReturnType<typeof start>>>();
   let claimsNote: { ns: string; key: string } | undefined;
 
-  async function start(name: string) {
+  async function start(name: string, ledger: Ledger = memoryLedger()) {
     const clock = new MachineClock(w.clock);
     const stop = new AbortController();
     const machine = { clock, isCut: (_url: string): boolean => false, delay: (): number => 0, kv: 0 };
@@ -99,6 +100,7 @@ function fleet(w: World, leaseMs?: number, random?: (bytes: number) => Uint8Arra
       fetch,
       clock,
       methods,
+      ledger,
       claim: leaseMs === undefined ? true : { leaseMs },
       ...(random && { random }),
       deadlineMs: 600_000,
@@ -253,6 +255,41 @@ describe('servers of one mailbox', () => {
     await w.run(ended);
     await w.clock.advance(10_000);
     for (const { answer } of await w.run(askAll(w))) expect(answer).toMatch(/by b$/);
+    f.check();
+  });
+
+  it('the one that ends has remembered by then what others finished, and its ledger can be closed', async () => {
+    const w = world();
+    const f = fleet(w);
+    await f.start('a');
+    const kept = memoryLedger();
+    let [admitted, late] = [0, 0];
+    let isOver = false;
+    const b = await f.start('b', {
+      admit(m, now) {
+        admitted++;
+        if (isOver) late++;
+        return kept.admit(m, now);
+      },
+      answer(from, id, answer) {
+        if (isOver) late++;
+        return kept.answer(from, id, answer);
+      },
+      sent: (from, id) => kept.sent(from, id),
+      forget: (from, id) => kept.forget(from, id),
+    });
+    await w.clock.advance(MINUTE);
+    const calls = Array.from({ length: 80 }, (_, i) => ask(w, callers[i % 4]!));
+    for (const { answer } of await w.run(Promise.all(calls))) expect(answer).toBeDefined();
+    // The other one has said what it finished, and this one not read it yet.
+    const said = f.notes.length;
+    while (!f.notes.slice(said).includes('a')) await w.clock.advance(100);
+    const ended = b.stop().then(() => {
+      isOver = true;
+    });
+    await w.run(ended);
+    await w.clock.advance(10_000);
+    expect([admitted, late]).toEqual([80, 0]);
     f.check();
   });
 
