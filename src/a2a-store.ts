@@ -8,7 +8,7 @@ import { isInterrupted, isTerminal, STATES } from './a2a-states.ts';
 import type { A2AStatus, A2ATaskView } from './a2a-types.ts';
 import type { Clock } from './clock.ts';
 import { systemClock } from './clock.ts';
-import { checkObject, RpcError } from './errors.ts';
+import { checkMembers, RpcError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { Journal, type Journaled } from './journal.ts';
 import { getOrMake } from './maps.ts';
@@ -79,7 +79,7 @@ class MemoryStore implements A2AStore {
   #total = 0;
 
   constructor(limits: A2AStoreLimits = {}) {
-    const { tasks = 65_536, chars = 1 << 26 } = checkObject(limits, 'the limits');
+    const { tasks = 65_536, chars = 1 << 26 } = checkMembers(limits, 'the limits', ['tasks', 'chars']);
     this.#tasks = tasks;
     this.#chars = chars;
   }

@@ -62,6 +62,23 @@ export function checkObject<T extends object>(value: T, what: string = 'the opti
   throw new TechnocoreError(code, `${what} must be an object, not ${kindOf(value)}`);
 }
 
+/**
+ * The value itself, if it is an object that holds nothing but these members: one that is misspelt, or an option, would count
+ * for nothing, and nobody would learn of it.
+ *
+ * @throws TechnocoreError `bad_option`
+ */
+export function checkMembers<T extends object>(value: T, what: string, names: readonly (keyof T & string)[]): T {
+  const stray = Object.entries(checkObject(value, what)).find(
+    ([name, member]) => member !== undefined && !(names as readonly string[]).includes(name),
+  );
+  if (!stray) return value;
+  throw new TechnocoreError(
+    'bad_option',
+    `${what} may hold ${names.join(', ')}, and not ${stray[0].slice(0, 80)}: options are an argument of their own`,
+  );
+}
+
 /** A text or frame holds more code points than the service stores. Split it, or put it in a note. */
 export class FrameTooLong extends TechnocoreError {
   /** Code points counted, after the sweep. */

@@ -6,7 +6,7 @@
  */
 import { fromBase64url, toBase64url } from './bytes.ts';
 import { isCanonicalX25519, x25519 } from './crypto.ts';
-import { BadKey, BadNonce, type Conflict, checkObject, TechnocoreError } from './errors.ts';
+import { BadKey, BadNonce, type Conflict, checkMembers, TechnocoreError } from './errors.ts';
 import { compact, MAX_NOTE } from './frames.ts';
 import { backoffMs, type Options, sharedOf, type Transport, transportOf } from './http.ts';
 import { remember } from './maps.ts';
@@ -171,6 +171,7 @@ const ATTEMPTS = 8;
  *
  * @param identity `mailbox`: default, the one that the signer's present record names; without any, the key stands in
  * the note as an unsigned hint. `x25519`: public key, 32 bytes or base64url; default, that of {@link identityKeys}
+ * @throws TechnocoreError `bad_option`: the identity has other members, as options, which come after it
  * @throws BadName not a room name
  * @throws BadKey not an X25519 public key in its only spelling, or one of small order
  * @throws BadNonce the present record has the highest nonce there is
@@ -184,7 +185,8 @@ export async function publishIdentity(
 ): Promise<void> {
   checkSigner(signer);
   const { did } = signer;
-  if (checkObject(identity, 'the identity').mailbox !== undefined) checkName(identity.mailbox, 'room');
+  if (checkMembers(identity, 'the identity', ['mailbox', 'x25519']).mailbox !== undefined)
+    checkName(identity.mailbox, 'room');
   const given = identity.x25519 ?? identityKeys(signer).publicKey;
   const key = typeof given === 'string' ? given : toBase64url(given);
   if (x25519FromText(key) === undefined) throw new BadKey('not an X25519 public key in its only spelling');

@@ -5,7 +5,7 @@
  *
  * @module
  */
-import { checkObject } from './errors.ts';
+import { checkMembers } from './errors.ts';
 import type { Json } from './frames.ts';
 import { isNonce } from './names.ts';
 import { mostFor } from './turns.ts';
@@ -160,7 +160,7 @@ export class LedgerState implements Ledger {
       entries: 65_536,
       chars: 1 << 26,
       floors: 65_536,
-      ...checkObject(limits, 'the limits'),
+      ...checkMembers(limits, 'the limits', ['windowMs', 'entries', 'chars', 'floors']),
     };
   }
 

@@ -138,6 +138,24 @@ test.each(OPTIONS)('%s takes nothing else for options', async (_name, good, run)
   }
 });
 
+test.each([
+  ['publishIdentity', (stray) => L.publishIdentity(alice, { mailbox: 'mb-p-x', ...stray }, o)],
+  ['fileLedger', (stray) => L.fileLedger('/nowhere/ledger', { entries: 5, ...stray })],
+  ['memoryLedger', (stray) => L.memoryLedger({ entries: 5, ...stray })],
+  ['a2aFileStore', (stray) => L.a2aFileStore('/nowhere/store', { tasks: 5, ...stray })],
+  ['a2aMemoryStore', (stray) => L.a2aMemoryStore({ tasks: 5, ...stray })],
+] as [string, (stray: object) => unknown][])('%s refuses what counts for nothing in a record', async (_name, run) => {
+  const codeOf = async (stray: object): Promise<unknown> =>
+    (async () => run(stray))().then(
+      () => undefined,
+      ({ code, message }) => [code, message],
+    );
+  for (const name of ['base', 'clock', 'mailBox']) {
+    expect(await codeOf({ [name]: 'x' })).toEqual(['bad_option', expect.stringContaining(`not ${name}:`)]);
+  }
+  expect(await codeOf({ base: undefined })).not.toEqual(['bad_option', expect.anything()]);
+});
+
 const P = parley as any;
 const handshake = { identity, psk: key, prologue: key, remote: key };
 
