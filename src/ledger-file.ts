@@ -265,8 +265,13 @@ async function readPlaces(path: string): Promise<Map<string, Place>> {
 
 /** A place out of a file. */
 function placeOf(value: unknown): Place {
-  const { since, generation, mark } = isObject(value) ? value : {};
+  const { since, generation, mark, said } = isObject(value) ? value : {};
   const isCount = (n: unknown): n is number => Number.isSafeInteger(n) && (n as number) >= 0;
   if (!isCount(since) || !(generation === undefined || isCount(generation))) throw new SyntaxError('not a place');
-  return compact({ since, generation, mark: typeof mark === 'string' ? mark : undefined });
+  return compact({
+    since,
+    generation,
+    mark: typeof mark === 'string' ? mark : undefined,
+    said: isCount(said) ? said : undefined,
+  });
 }

@@ -123,6 +123,10 @@ export interface Attending {
    * where that may be the word of one that was killed, and once later.
    */
   onOther?(at: number): void;
+  /** When the server before this one said that it is there, if it was certainly ours. */
+  lastSaid?(): Promise<number | undefined>;
+  /** Told, before it is said that this server is there, when that is; waited for. */
+  saying?(at: number): Promise<void>;
   /** Whether the note is to say that nobody is there, when this server ends; default: yes. */
   isLast?(): boolean;
 }
@@ -143,7 +147,7 @@ export async function attend(
   mailbox: string,
   signer: Signer,
   signal: AbortSignal,
-  { presence, heard, onOther, isLast = () => true }: Attending,
+  { presence, heard, onOther, lastSaid, saying, isLast = () => true }: Attending,
 ): Promise<void> {
   const { ns, key } = presenceNote(mailbox);
   // Of all servers of this mailbox here, one after the other: none takes the word of an earlier one for another program's.
@@ -153,6 +157,7 @@ export async function attend(
     // Above all before it, so that whoever saw one of them believes this one.
     const at = Math.max(Math.floor(t.clock.now()), (times.get(name) ?? 0) + 1);
     remember(times, name, at, MAX_FOUND);
+    await saying?.(at);
     const said: Presence = { did: signer.did, at, validMs };
     const value = `${said.did} ${at} ${validMs} ${signer.sign(canonical(mailbox, said))}`;
     await setNote(ns, key, value, { ...t, signal: until });
@@ -164,6 +169,8 @@ export async function attend(
     const said = value === undefined ? undefined : presenceIn(mailbox, value);
     // Only who has the key can say more than we did.
     if (said?.did !== signer.did || said.at <= (times.get(name) ?? 0) || said.validMs === 0) return;
+    // What was killed before us has said nothing since.
+    if (!told && said.at === (await lastSaid?.())) return;
     // Where nothing was said since it should have been renewed, its server is gone.
     if (!told && t.clock.now() - said.at > PERIOD_MS + 2 * SETTLE_MS) return;
     onOther?.(said.at);

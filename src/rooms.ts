@@ -81,6 +81,8 @@ export interface Place {
   generation?: number;
   /** Time of the message at `since`. */
   mark?: string;
+  /** When a server that keeps this place last said in the mailbox's presence note that it is there, by its own clock, ms. */
+  said?: number;
 }
 
 /** The place behind one of the messages of a view, the last one by default. */

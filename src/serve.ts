@@ -290,7 +290,9 @@ class Server implements Listener {
     const isLast = (): boolean => this.#share?.isAlone ?? true;
     const presence = this.#o.presence ?? true;
     const others = this.#share ? {} : { onOther: this.#warn };
-    return attend(this.#t, this.#room, this.#signer, signal, { presence, heard, isLast, ...others });
+    const lastSaid = (): Promise<number | undefined> => this.#underway.lastSaid();
+    const saying = (at: number): Promise<void> => this.#underway.said(at);
+    return attend(this.#t, this.#room, this.#signer, signal, { presence, heard, isLast, lastSaid, saying, ...others });
   }
 
   /** Another program with the same key serves the same mailbox, or did until it was killed. */
@@ -335,8 +337,7 @@ class Server implements Listener {
 
   async #listen(signal: AbortSignal | undefined): Promise<() => void> {
     if (this.#channel) return this.#channel.listen(this, signal);
-    const { cursor } = this.#o;
-    const kept = await cursor?.load(this.#room);
+    const kept = await this.#underway.load();
     await openMailbox(this.#t, this.#room, this.#signer, signal);
     const first = beginningOf(this.#t, this.#room, this.#signer);
     const from = this.#share ? await this.#share.begin(kept, signal) : (kept ?? first);
@@ -345,7 +346,7 @@ class Server implements Listener {
     try {
       // From now on no request is lost, whenever we die.
       const begun = from ? from === first && first : feed.place;
-      if (begun) await cursor?.save(this.#room, begun);
+      if (begun) await this.#underway.keep(begun);
       return leave;
     } catch (cause) {
       leave();

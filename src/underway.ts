@@ -36,6 +36,12 @@ export class Underway {
   readonly #tasks = new Set<Promise<unknown>>();
   /** In the order of the room, by seq. */
   readonly #unfinished = new Map<number, Unfinished>();
+  #loading: Promise<Place | undefined> | undefined;
+  /** What the store has or gets next. */
+  #kept: Place | undefined;
+  #said: number | undefined;
+  /** The last write to the store. */
+  #written: Promise<unknown> = Promise.resolve();
   #saving: Promise<void> | undefined;
   #saved = -1;
 
@@ -44,6 +50,42 @@ export class Underway {
     this.#t = t;
     this.#room = room;
     this.#keeping = keeping;
+  }
+
+  /** The place that is kept, if there is one. */
+  load(): Promise<Place | undefined> {
+    return (this.#loading ??= (async () => {
+      const kept = await this.#keeping?.store.load(this.#room);
+      if (!kept) return undefined;
+      const { said, ...place } = kept;
+      this.#kept ??= place;
+      this.#said ??= said;
+      return place;
+    })());
+  }
+
+  /** Keeps a place, if one is to be kept; rejects with what the store throws. */
+  async keep(place: Place): Promise<void> {
+    if (!this.#keeping) return;
+    const { store } = this.#keeping;
+    this.#kept = place;
+    // One after the other, each with what holds by then: the last one stays.
+    const written = this.#written.then(() => store.save(this.#room, compact({ ...this.#kept!, said: this.#said })));
+    this.#written = written.catch(() => {});
+    await written;
+  }
+
+  /** When the server that kept the place said that it is there; undefined: not known. */
+  async lastSaid(): Promise<number | undefined> {
+    await this.load().catch(() => {});
+    return this.#said;
+  }
+
+  /** Keeps, with the place, when it is said that the server is there. Never rejects. */
+  async said(at: number): Promise<void> {
+    await this.lastSaid();
+    this.#said = at;
+    if (this.#kept) await this.keep(this.#kept).catch(this.#unsaved);
   }
 
   /** How many tasks there are. */
@@ -103,7 +145,7 @@ export class Underway {
   /** Keeps the place before the oldest message that is still worked on. Saving is never faster than the store. */
   #save(): void {
     if (!this.#keeping || this.#saving) return;
-    const { store, oldest } = this.#keeping;
+    const { oldest } = this.#keeping;
     const place = feedOf(this.#t, this.#room).place;
     const first = Math.min(this.oldest() ?? Number.POSITIVE_INFINITY, oldest() ?? Number.POSITIVE_INFINITY);
     if (!place) return;
@@ -112,13 +154,12 @@ export class Underway {
     if (behind.since === this.#saved) return;
     this.#saved = behind.since;
     this.#saving = (async () => {
-      try {
-        await store.save(this.#room, behind);
-      } catch (cause) {
-        this.#t.onEvent({ kind: 'unsaved', room: this.#room, cause });
-      }
+      await this.keep(behind).catch(this.#unsaved);
       this.#saving = undefined;
       this.#save();
     })();
   }
+  readonly #unsaved = (cause: unknown): void => {
+    this.#t.onEvent({ kind: 'unsaved', room: this.#room, cause });
+  };
 }

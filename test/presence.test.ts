@@ -2,9 +2,10 @@ import { describe, expect, it } from 'vitest';
 import { call } from '../src/call.ts';
 import { CallTimeout } from '../src/errors.ts';
 import { budgetOf, type Event, type Options, transportOf } from '../src/http.ts';
+import { memoryLedger } from '../src/ledger.ts';
 import { getNote, setNote } from '../src/notes.ts';
 import { attend, type Presence, presenceNote } from '../src/presence.ts';
-import { read } from '../src/rooms.ts';
+import { type CursorStore, type Place, read } from '../src/rooms.ts';
 import { type ServeOptions, serve } from '../src/serve.ts';
 import { PROFILES, run, signer, type World, world } from './support.ts';
 import type { VirtualClock } from './virtual-clock.ts';
@@ -270,6 +271,39 @@ it('one that was killed is told of while it could still run, and not where it mu
   expect(warnings(second.events)).toEqual([]);
   await second.stop();
   await first.stop();
+});
+
+it('one that was killed is not told of where the place that it kept says that it was ours', async () => {
+  const w = world();
+  const keeping = (): ServeOptions => {
+    const places = new Map<string, Place>();
+    const cursor: CursorStore = {
+      load: (room) => places.get(room),
+      save: (room, place) => void places.set(room, structuredClone(place)),
+    };
+    return { ledger: memoryLedger(), cursor };
+  };
+  const restarted = async (o: ServeOptions, minutes: number, meanwhile = async (): Promise<void> => {}) => {
+    const first = await program(w, o);
+    await w.clock.advance(minutes * MINUTE);
+    first.kill();
+    await meanwhile();
+    const second = await program(w, o);
+    await second.stop();
+    await first.stop();
+    return warnings(second.events).length;
+  };
+  const own = keeping();
+  expect(await restarted(own, 1)).toBe(0);
+  // Also where it was said anew since.
+  expect(await restarted(own, 15)).toBe(0);
+  const other = async (): Promise<void> => {
+    const elsewhere = await program(w, keeping());
+    await w.clock.advance(MINUTE);
+    elsewhere.kill();
+  };
+  expect(await restarted(own, 1, other)).toBe(1);
+  expect(await restarted({}, 1)).toBe(1);
 });
 
 it('a server that cannot say that it ends does not wait for it', async () => {
