@@ -159,6 +159,8 @@ class Server implements Listener {
   readonly #underway: Underway;
   readonly #share: Share | undefined;
   readonly #sharing = new AbortController();
+  /** What aborts the handlers that run. */
+  readonly #running = new Set<AbortController>();
   /** The last task of each key: messages of one key are admitted in their order. */
   readonly #lanes = new Map<string, { length: number; last: Promise<void> }>();
   #ended: ((cause: unknown) => void) | undefined;
@@ -369,6 +371,8 @@ class Server implements Listener {
     if (isLate) {
       this.#t.onEvent({ kind: 'undrained', room: this.#room, tasks: this.#underway.size });
       this.#answering.close(OVER);
+      // Nobody would hear of what goes on, or begins in the turn of what ends; the ledger has it as interrupted.
+      for (const one of [...this.#queued.values(), ...this.#running]) one.abort(OVER);
     }
     timer.abort(OVER);
     this.#sharing.abort(OVER);
@@ -605,11 +609,13 @@ class Server implements Listener {
       return this.#refuse(m, 'the share of the mailbox is another server’s by now');
     }
     const stop = new AbortController();
+    this.#running.add(stop);
     try {
       const late = clock.sleep(this.#o.deadlineMs ?? DEADLINE_MS, stop.signal).catch(() => {});
       await Promise.race([this.#dispatcher.dispatch(frame, { ...context, signal: stop.signal }), late]);
     } finally {
       stop.abort(CALL_OVER);
+      this.#running.delete(stop);
       release();
     }
   }
@@ -716,6 +722,7 @@ class Server implements Listener {
       return undefined;
     }
     const stop = new AbortController();
+    this.#running.add(stop);
     const deadlineMs = this.#o.deadlineMs ?? DEADLINE_MS;
     const late = open
       ? new Promise<never>(() => {})
@@ -768,6 +775,7 @@ class Server implements Listener {
     } finally {
       // After the deadline nobody hears the handler any more; it learns so by its signal.
       stop.abort(CALL_OVER);
+      this.#running.delete(stop);
       release();
     }
   }

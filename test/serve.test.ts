@@ -285,6 +285,34 @@ describe.each(PROFILES)('answers, %s', (profile) => {
     expect((await answered()).at(-1)).toBe('more');
   });
 
+  test('what still runs when the end may take no longer is told, and known to be interrupted', async () => {
+    const w = serving(profile);
+    const seen: AbortSignal[] = [];
+    w.methods.set('long', async (_, { signal }) => {
+      seen.push(signal);
+      await w.clock.sleep(30_000, signal);
+    });
+    await w.open();
+    const ledger = memoryLedger();
+    const s = await w.start({ ledger, drainMs: 500, concurrency: 1 });
+    await w.say(ask('begun', 'long'));
+    await w.say(ask('queued', 'long'));
+    const begun = w.clock.now();
+    s.abort();
+    await w.clock.advance(400);
+    expect(seen.map(({ aborted }) => aborted)).toEqual([false]);
+    await s.stop();
+    expect(w.clock.now() - begun).toBeLessThan(1000);
+    await w.clock.advance(100);
+    expect(seen.map(({ aborted }) => aborted)).toEqual([true]);
+    expect(await w.answers()).toEqual([]);
+    const again = await w.start({ ledger });
+    await w.say(ask('begun', 'long'));
+    expect(await w.answers()).toMatchObject([{ id: 'begun', error: { code: 1001 } }]);
+    expect(seen).toHaveLength(1);
+    await again.stop();
+  });
+
   test('fault 77: methods are what was registered, and nothing that objects have', async () => {
     const w = serving(profile);
     await w.open();
