@@ -247,9 +247,9 @@ export function a2aGet(
 }
 
 /**
- * Cancels a task, and gives it as it is then.
+ * Cancels a task, and gives it as it is then; one that is canceled already, as it is.
  *
- * @throws RpcError -32001 there is no such task, or it is somebody else's; -32002 it is over
+ * @throws RpcError -32001 there is no such task, or it is somebody else's; -32002 it is over otherwise
  * @throws TechnocoreError `bad_response`
  * @throws as {@link call}
  */
@@ -341,8 +341,9 @@ const MAX_SILENT = 3;
 
 /**
  * Sends a message, and gives what comes of it as it comes: a message alone; or the task, then its states and artifacts, the
- * last of them a state in which it is over or waits for us. After a gap, a long silence, or when more than 256
- * wait to be read, the task comes again as it is by then.
+ * last of them a state in which it is over or waits for us. After a gap, two minutes of silence, or when more than 256
+ * wait to be read, the agent is asked again, and the task comes as it is by then. The option `timeoutMs` bounds the wait for the
+ * first answer to each such request; a fourth one in a row without any throws.
  *
  * @param what the message, or `{ taskId }` to watch a task of ours that goes on
  * @throws RpcError as {@link a2aSend}; -32004 the agent has no streams, or the task is over

@@ -111,7 +111,10 @@ export class Budget {
   /** The error for a turn that would come after `deadline`; one that can be had at once never does, however late it is. */
   tooLate(delayMs: number, deadline: number): RateLimited | undefined {
     const isLate = delayMs > 0 && this.#clock.now() + delayMs > deadline;
-    return isLate ? new RateLimited(this.#bucket, delayMs) : undefined;
+    if (!isLate) return undefined;
+    const way = this.#bucket === 'write' ? '; calls to one mailbox share a write with the option batch' : '';
+    const turn = `the ${this.#bucket} budget is spent, and its turn would come in ${Math.ceil(delayMs)} ms, too late`;
+    return new RateLimited(this.#bucket, delayMs, `${turn}: nothing was sent${way}`);
   }
 
   /**

@@ -25,7 +25,8 @@ import type { Signer } from './signer.ts';
  * @throws RingGap the answer may be among messages that the reply room lost
  * @throws MayHaveLanded the request may have arrived, and no answer came in time
  * @throws FrameTooLong, BadName, BadKey, and TechnocoreError `no_mailbox`, `no_reply_address`, `duplicate_id`, `bad_params`, `bad_text`, `bad_option`: before anything is sent
- * @throws RateLimited at once, with nothing sent, when the request's turn to be written would come too late for an answer
+ * @throws RateLimited at once, with nothing sent, when the request's turn to be written would come too late for an answer: many
+ * calls need fewer turns with the option `batch`
  * @throws what the write throws: Forbidden, RoomBudget, CapacityReached, Unavailable …
  * @throws the signal's reason when it aborts
  */

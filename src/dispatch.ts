@@ -136,13 +136,19 @@ export function isMcpMethod(method: string): boolean {
 
 /** What a handler is told about the call it answers. */
 export interface CallContext {
-  /** The caller's DID; `''` for a call from inside this process. */
+  /**
+   * The caller's DID; over a parley channel `parley:` and the base64url of the key that the session proved; `''` for a call from
+   * inside this process.
+   */
   readonly from: string;
   /** Undefined for a notification. */
   readonly id: Id | undefined;
   /** The room the call came from; `''` where there is none. */
   readonly room: string;
-  /** Aborts when the caller cancels, the deadline passes or the server stops. */
+  /**
+   * Aborts when the deadline passes, at the end of a server's drain, and when an MCP caller cancels; a task of A2A has a signal
+   * of its own. That a plain call was given up the server is not told: the deadline bounds its handler.
+   */
   readonly signal: AbortSignal;
   /** `params._meta`, which params no longer holds. */
   readonly meta: Record<string, unknown>;

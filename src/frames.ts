@@ -99,7 +99,8 @@ export function encodeLong(frame: unknown): string {
 /**
  * A frame as one ASCII line that a room stores unchanged.
  *
- * @throws FrameTooLong the line has more than {@link MAX_TEXT} characters; the error holds the count
+ * @throws FrameTooLong the line has more than {@link MAX_TEXT} characters, what is not ASCII counted as it is escaped; the error
+ * holds the count
  * @throws TechnocoreError `bad_frame`: cyclic, a BigInt, or without JSON form
  */
 export function encode(frame: Json): string {
@@ -113,8 +114,12 @@ export function encode(frame: Json): string {
  */
 export function encodeWithin(frame: Json, limit: number): string {
   const text = encodeLong(frame);
-  if (text.length > limit) throw new FrameTooLong(text.length, limit);
-  return text;
+  if (text.length <= limit) return text;
+  throw new FrameTooLong(
+    text.length,
+    limit,
+    `${text.length} characters once all that is not ASCII is escaped, and the limit is ${limit}: shorten it, send a batch in parts, or put what is long into a note and name that`,
+  );
 }
 
 /**

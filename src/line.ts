@@ -20,7 +20,7 @@ import { SPILL_META, spilledFrame } from './spill.ts';
 /** Member of `params._meta` that names the room for the answer. */
 export const REPLY_META = 'chat.technocore/reply';
 
-/** Options of {@link call}. */
+/** Options of {@link call}. Its request fits one message, or is not sent; only `mcpCallTool` and `RoomClientTransport` put longer ones into notes. */
 export interface CallOptions extends Options {
   /** Our mailbox, where the answer goes. Needed unless the call goes over a channel. One for each client is enough. */
   replyTo?: string;
@@ -123,7 +123,7 @@ export async function lineOf(
     if (!own?.signed || own.mailbox !== replyTo) {
       throw new TechnocoreError(
         'no_reply_address',
-        `positional params need a signed identity record that names ${replyTo}: publishIdentity`,
+        `positional params need a signed identity record that names ${replyTo} (publishIdentity); params by name, as in { a: 1 }, need none`,
       );
     }
   }

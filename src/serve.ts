@@ -103,7 +103,8 @@ export interface ServeOptions
   claim?: boolean | { leaseMs?: number };
   /**
    * Whether requests too large for a message are read out of notes; each costs up to sixteen reads. Default: where `allow`
-   * says who may call.
+   * says who may call. Such requests come from `mcpCallTool` and `RoomClientTransport` (and so from `mcp connect`), which ask
+   * first whether they are read; never from `call` and the functions for A2A.
    */
   spill?: boolean;
   /** Called once requests are taken. */

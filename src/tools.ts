@@ -43,7 +43,10 @@ export interface ElicitResult {
  * rounds. Answers come from the caller: they are checked for shape, and are no more true than its arguments.
  */
 export interface ToolContext extends CallContext {
-  /** Reports progress, if the caller wants it: `done` must rise. At most about one notice a second goes out, the latest. */
+  /**
+   * Reports progress, if the caller wants it: `done` must rise. Of one call ten notices go out at once, log lines counted, then
+   * one a second, of progress the latest.
+   */
   readonly progress: (done: number, total?: number, message?: string) => void;
   /** Sends a log line, if the caller wants lines of that level. `data` is any JSON value. */
   readonly log: (level: LogLevel, data: unknown, logger?: string) => void;
