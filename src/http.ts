@@ -400,6 +400,8 @@ export function isTransient(e: unknown): boolean {
 /** What a connection says that was never made: nothing can have been executed. */
 const NEVER_MADE =
   /^(ECONNREFUSED|ConnectionRefused|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|UND_ERR_CONNECT_TIMEOUT)$/;
+/** The same where no code says it: Deno's words, behind the address, and those of a port that no fetch may use. */
+const NEVER_MADE_WORDS = /^bad port$|^[^()]*\(\S*\): client error \(Connect\): |: Requests to port \d+ are blocked$/;
 
 /** What the most usual of these codes mean. */
 const MEANINGS: { readonly [code: string]: string } = {
@@ -416,8 +418,7 @@ function* causesOf(e: unknown): Generator<Record<string, unknown>> {
 /** Whether a request that failed surely never left. Where the platform does not say, it may have. */
 export function neverSent(e: unknown): boolean {
   for (const { code, message } of causesOf(e)) {
-    // A port that no fetch may use.
-    if (NEVER_MADE.test(String(code)) || message === 'bad port') return true;
+    if (NEVER_MADE.test(String(code)) || NEVER_MADE_WORDS.test(String(message))) return true;
   }
   return false;
 }

@@ -294,6 +294,12 @@ describe('neverSent', () => {
   test('a connection that breaks may have carried it; a cause without end is not followed for ever', () => {
     expect(neverSent(new Unavailable('x', broken('ECONNRESET')))).toBe(false);
     expect(neverSent(new Unavailable('x', broken('ENOTFOUND')))).toBe(true);
+    // As Deno says it.
+    const deno = (why: string): TypeError =>
+      new TypeError('fetch failed', { cause: new Error(`error sending request for url (http://a.test/): ${why}`) });
+    expect(neverSent(deno('client error (Connect): tcp connect error: Connection refused (os error 111)'))).toBe(true);
+    expect(neverSent(deno('client error (SendRequest): connection closed before message completed'))).toBe(false);
+    expect(neverSent(new TypeError('Fetch failed: Requests to port 9 are blocked'))).toBe(true);
     const ring: { cause?: unknown } = {};
     ring.cause = ring;
     expect(neverSent(ring)).toBe(false);
