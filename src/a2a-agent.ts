@@ -114,7 +114,9 @@ class Agent implements A2AAgent, Shop {
   readonly #closing = new AbortController();
 
   constructor(handler: A2AHandler, card: Partial<A2ACardInfo>, o: A2AAgentOptions) {
-    checkObject(card, 'the card');
+    // A card may hold anything, but who puts the store there loses his tasks with the process, and would not learn of it.
+    if ('store' in checkObject(card, 'the card'))
+      throw new TechnocoreError('bad_option', 'the card holds no store: options are an argument of their own');
     checkObject(o);
     this.handler = handler;
     this.store = o.store ?? a2aMemoryStore();
@@ -545,7 +547,7 @@ class Agent implements A2AAgent, Shop {
  * as `new Map([...methods, ...agent.methods])`.
  *
  * @param card what the agent offers: `skills`, `defaultInputModes` and `capabilities` count here
- * @throws TechnocoreError `bad_card`: it offers what cannot be had
+ * @throws TechnocoreError `bad_card`: it offers what cannot be had; `bad_option`: it holds the option `store`
  * @example
  * ```ts
  * const agent = a2aAgent(

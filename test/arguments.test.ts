@@ -156,6 +156,12 @@ test.each([
   expect(await codeOf({ base: undefined })).not.toEqual(['bad_option', expect.anything()]);
 });
 
+test('a2aAgent takes no store among what its card holds, and else what it likes', () => {
+  const store = lib.a2aMemoryStore();
+  expect(() => L.a2aAgent(() => {}, { name: 'x', store })).toThrow('the card holds no store: options are an argument');
+  L.a2aAgent(() => {}, { name: 'x', more: 1 }, { store });
+});
+
 const P = parley as any;
 const handshake = { identity, psk: key, prologue: key, remote: key };
 
