@@ -173,11 +173,18 @@ export async function benchCalls(rounds = 7): Promise<Outcome[]> {
   const server = await natsServer();
   // The two ends are in one process here, and would not be.
   rememberSignatures(false);
-  const counts = [new Counted(fetch), new Counted(fetch)] as const;
+  const counts: Record<string, [Counted, Counted]> = {
+    stock: [new Counted(fetch), new Counted(fetch)],
+    'stock, batch': [new Counted(fetch), new Counted(fetch)],
+  };
+  const counted = (name: string, batch = false): Promise<Side> => {
+    const [caller, callee] = counts[name]!;
+    return ours(service.url, caller.fetch, callee.fetch, batch);
+  };
   const sides: Record<string, Side> = {
-    stock: await ours(service.url, counts[0].fetch, counts[1].fetch),
+    stock: await counted('stock'),
     injected: await ours(service.url, keepAliveFetch, keepAliveFetch),
-    'stock, batch': await ours(service.url, counts[0].fetch, counts[1].fetch, true),
+    'stock, batch': await counted('stock, batch', true),
     'injected, batch': await ours(service.url, keepAliveFetch, keepAliveFetch, true),
     floor: floor(service.url, fetch),
     ...(server && { nats: await nats(server.port) }),
@@ -195,13 +202,13 @@ export async function benchCalls(rounds = 7): Promise<Outcome[]> {
       const alone = await sequential(ask, 100);
       if (round >= 0) one.add(name, alone);
       if (name === 'floor') continue;
-      for (const side of counts) Object.assign(side, { requests: 0, parkedMost: 0 });
+      for (const side of counts[name] ?? []) Object.assign(side, { requests: 0, parkedMost: 0 });
       const calls = name === 'nats' ? 4096 : 1024;
       const together = await inFlight(ask, calls);
       if (round < 0) continue;
       many.add(name, together);
-      parked[name]?.push(...counts.map(({ parkedMost }) => parkedMost));
-      requests[name]?.push((counts[0].requests + counts[1].requests) / calls);
+      for (const side of counts[name] ?? []) parked[name]!.push(side.parkedMost);
+      requests[name]?.push(counts[name]!.reduce((sum, side) => sum + side.requests, 0) / calls);
     }
     for (const [name, write] of Object.entries(writers)) {
       const took = await sequential(write, 100);
