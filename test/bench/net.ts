@@ -3,7 +3,8 @@ import { once } from 'node:events';
 import { Agent, request as httpRequest } from 'node:http';
 import { createInterface } from 'node:readline';
 
-const agent = new Agent({ keepAlive: true, maxSockets: 256 });
+// A connection that nobody uses is dropped before the service drops it, which would look like a write that broke off.
+const agent = new Agent({ keepAlive: true, maxSockets: 256, timeout: 3000 });
 
 /** A `fetch` upon node:http with connections that stay: what the library needs of one, and no more. */
 export const keepAliveFetch: typeof fetch = ((url: string, init: RequestInit = {}) =>
