@@ -334,13 +334,15 @@ export const x25519Backends: Backends<(privateKey: Uint8Array) => X25519Key> = /
     };
   },
   (crypto) => {
-    // A handshake uses each of the other end's two keys twice.
+    // A handshake uses each of the other end's two keys twice, and identities come again: the last used are kept, latest first.
     const recent: [publicKey: Uint8Array, key: KeyObject][] = [];
     const imported = (peer: Uint8Array): KeyObject => {
-      for (const [publicKey, key] of recent) if (equalBytes(publicKey, peer)) return key;
-      const key = nativePublicKey(crypto, 'X25519', peer);
-      if (recent.push([peer.slice(), key]) > 2) recent.shift();
-      return key;
+      const at = recent.findIndex(([publicKey]) => equalBytes(publicKey, peer));
+      const [known] = at < 0 ? [] : recent.splice(at, 1);
+      const one = known ?? [peer.slice(), nativePublicKey(crypto, 'X25519', peer)];
+      recent.unshift(one);
+      recent.length = Math.min(recent.length, 4);
+      return one[1];
     };
     return (key) => {
       const [privateKey, publicKey] = nativePrivateKey(crypto, 'X25519', key);
@@ -417,8 +419,6 @@ function portableAead(cipher: NobleCipher): MakeAead {
 }
 
 const TAG = { authTagLength: 16 };
-/** Bytes sealed at once: copied while they are still in the cache. */
-const PIECE = 16_384;
 
 function nativeAead(crypto: NodeCrypto, name: string): MakeAead {
   return (given) => {
@@ -428,7 +428,7 @@ function nativeAead(crypto: NodeCrypto, name: string): MakeAead {
         const cipher = crypto.createCipheriv(name, key, nonce, TAG);
         if (aad !== undefined) cipher.setAAD(aad);
         const sealed = new Uint8Array(plain.length + 16);
-        for (let at = 0; at < plain.length; at += PIECE) sealed.set(cipher.update(plain.subarray(at, at + PIECE)), at);
+        sealed.set(cipher.update(plain));
         cipher.final();
         sealed.set(cipher.getAuthTag(), plain.length);
         return sealed;
