@@ -10,6 +10,7 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { parseArgs } from 'node:util';
 import { toHex } from './bytes.ts';
+import { following } from './clock.ts';
 import { blanked } from './frames.ts';
 import { neverSent, onAbort, shownBase, transportOf } from './http.ts';
 import {
@@ -243,8 +244,7 @@ export class Args {
    */
   service(unreached: (cause: TechnocoreError, afterMs: number) => TechnocoreError = (cause) => cause): Options {
     const { signal, ...reach } = this.#reach;
-    const stop = new AbortController();
-    onAbort(signal, () => stop.abort(signal.reason));
+    const { stop } = following(signal);
     const isPatient = this.text('timeout') !== undefined;
     let [isReached, isFailing] = [false, false];
     const watched: typeof fetch = async (...request) => {

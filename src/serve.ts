@@ -17,6 +17,7 @@ import {
   type Listener,
   openMailbox,
 } from './channel.ts';
+import { later } from './clock.ts';
 import { sha256 } from './crypto.ts';
 import {
   checkHandler,
@@ -321,20 +322,15 @@ class Server implements Listener {
   /** Says why it takes so long to be ready, once, where no events tell of each attempt. */
   async #begun<T>(listening: Promise<T>): Promise<T> {
     const { clock, base } = this.#t;
-    const ready = new AbortController();
-    if (!this.#channel && !this.#o.onEvent) {
-      clock.sleep(LATE_MS, ready.signal).then(
-        () => {
-          const why = healthOf(this.#t).failure?.message ?? `waiting for ${shownBase(base)}`;
-          globalThis.console?.warn(`technocore-rpc: ${this.#room} is not served yet: ${why}`);
-        },
-        () => {},
-      );
-    }
+    const tell = (): void => {
+      const why = healthOf(this.#t).failure?.message ?? `waiting for ${shownBase(base)}`;
+      globalThis.console?.warn(`technocore-rpc: ${this.#room} is not served yet: ${why}`);
+    };
+    const cancel = this.#channel || this.#o.onEvent ? undefined : later(clock, LATE_MS, tell);
     try {
       return await listening;
     } finally {
-      ready.abort(OVER);
+      cancel?.();
     }
   }
 

@@ -281,64 +281,55 @@ describe('lock', () => {
     expect(readdirSync(dir)).not.toContain(before);
   });
 
-  test('a file system without hard links is named', async () => {
+  /** The system with one function of one module refused, of the main part or of its promises, until that is ended. */
+  const refusing = (refused: Error, id: string, name: string, part?: string): (() => void) => {
     const real = globalThis.process;
-    const denied = Object.assign(new Error('no'), { code: 'EPERM' });
+    const refuse = part
+      ? () => Promise.reject(refused)
+      : () => {
+          throw refused;
+        };
     globalThis.process = {
       ...real,
       pid: real.pid,
       platform: real.platform,
-      getBuiltinModule: (id: string) => {
-        const module = real.getBuiltinModule(id) as any;
-        if (id !== 'node:fs') return module;
-        const linkSync = (): void => {
-          throw denied;
-        };
-        return { ...module, linkSync };
+      getBuiltinModule: (asked: string) => {
+        const module = real.getBuiltinModule(asked) as any;
+        if (asked !== id) return module;
+        return part ? { ...module, [part]: { ...module[part], [name]: refuse } } : { ...module, [name]: refuse };
       },
     } as any;
+    return () => {
+      globalThis.process = real;
+    };
+  };
+
+  test('a file system without hard links is named', async () => {
+    const denied = Object.assign(new Error('no'), { code: 'EPERM' });
+    const end = refusing(denied, 'node:fs', 'linkSync');
     const files = new Files();
-    globalThis.process = real;
+    end();
     await expect(files.lock(join(dir, 'L'), systemClock)).rejects.toMatchObject({ code: 'unavailable', cause: denied });
     expect(readdirSync(dir)).toEqual([]);
   });
 
   test('what a runtime does not permit is an error of ours, which says what to permit', async () => {
-    const real = globalThis.process;
     const refused = Object.assign(new Error('run again with the --allow-x flag'), { name: 'NotCapable' });
-    /** The system with one function of one module refused, of the main part or of its promises. */
-    const without = (id: string, name: string, part?: string): void => {
-      const refuse = part
-        ? () => Promise.reject(refused)
-        : () => {
-            throw refused;
-          };
-      globalThis.process = {
-        ...real,
-        pid: real.pid,
-        platform: real.platform,
-        getBuiltinModule: (asked: string) => {
-          const module = real.getBuiltinModule(asked) as any;
-          if (asked !== id) return module;
-          return part ? { ...module, [part]: { ...module[part], [name]: refuse } } : { ...module, [name]: refuse };
-        },
-      } as any;
-    };
     const error = { code: 'unavailable', message: expect.stringContaining('--allow-x'), cause: refused };
-    try {
-      for (const [id, name, part] of [
-        ['node:os', 'hostname'],
-        ['node:fs', 'openSync'],
-        ['node:fs', 'open', 'promises'],
-      ] as [string, string, string?][]) {
-        without(id, name, part);
+    for (const [id, name, part] of [
+      ['node:os', 'hostname'],
+      ['node:fs', 'openSync'],
+      ['node:fs', 'open', 'promises'],
+    ] as [string, string, string?][]) {
+      const end = refusing(refused, id, name, part);
+      try {
         const opened = async (): Promise<unknown> => (await fileLedger(join(dir, 'ledger'))).close!();
         if (!part) await expect(Signer.fromDir(join(dir, 'key')), name).rejects.toMatchObject(error);
         if (!part) await expect(opened(), name).rejects.toMatchObject(error);
         else await expect(new Files().log(join(dir, 'log')).append('x')).rejects.toMatchObject(error);
+      } finally {
+        end();
       }
-    } finally {
-      globalThis.process = real;
     }
   });
 
