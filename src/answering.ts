@@ -7,7 +7,7 @@ import { fitted, join, MAX_WRITES, tooLarge } from './answers.ts';
 import { type Channel, type Incoming, limitOf } from './channel.ts';
 import type { Id, JsonObject } from './dispatch.ts';
 import { TechnocoreError } from './errors.ts';
-import { isObject, type Json } from './frames.ts';
+import { isObject, type Json, metaIn } from './frames.ts';
 import { budgetOf, type Transport } from './http.ts';
 import { REPLY_META } from './line.ts';
 import { Outbox, sayUnrefused } from './outbox.ts';
@@ -34,15 +34,11 @@ const MAX_REFUSALS = 16;
 const SPARE_SHARE = 0.5;
 
 /** What a request says of itself beside its params. */
-export function metaOf(member: unknown): Record<string, unknown> | undefined {
-  const params = isObject(member) ? member['params'] : undefined;
-  const meta = isObject(params) ? params['_meta'] : undefined;
-  return isObject(meta) ? meta : undefined;
-}
+const metaOf = (member: unknown): JsonObject => metaIn(isObject(member) ? member['params'] : undefined);
 
 /** Where members of a message want their answers, as the first of them says that says anything. */
 export function replyNamed(members: readonly unknown[]): unknown {
-  return members.map((member) => metaOf(member)?.[REPLY_META]).find((room) => room !== undefined);
+  return members.map((member) => metaOf(member)[REPLY_META]).find((room) => room !== undefined);
 }
 
 /** Who may say where answers go. */
@@ -144,7 +140,7 @@ export class Answering {
 
   /** Whether the caller of a request reads answers that are too large for a message, and we can put them somewhere. */
   #spills(request: JsonObject): boolean {
-    return metaOf(request)?.[SPILL_META] === true && (this.#channel === undefined || this.#channel.spill !== undefined);
+    return metaOf(request)[SPILL_META] === true && (this.#channel === undefined || this.#channel.spill !== undefined);
   }
 
   /** The text itself, or what stands for it after it was put where a larger one can be. */

@@ -7,7 +7,7 @@
 import type { Channel, SendOptions, Sent } from './channel.ts';
 import { OVER, onAbort } from './clock.ts';
 import { isMcpMethod } from './dispatch.ts';
-import { isObject, MAX_TEXT } from './frames.ts';
+import { MAX_TEXT, metaIn } from './frames.ts';
 import { budgetOf, sharedOf, type Transport } from './http.ts';
 import { getOrMake } from './maps.ts';
 
@@ -50,8 +50,7 @@ export function packed(texts: readonly string[]): string[][] {
 
 /** Whether a request may share its message: those of MCP never do, whose servers refuse an array as a whole. */
 export function isBatchable(method: string, params: unknown): boolean {
-  const meta = isObject(params) ? params['_meta'] : undefined;
-  const names = isObject(meta) ? Object.keys(meta) : [];
+  const names = Object.keys(metaIn(params));
   return !isMcpMethod(method) && !names.some((name) => name.startsWith('io.modelcontextprotocol/'));
 }
 

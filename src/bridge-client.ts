@@ -4,7 +4,7 @@
  *
  * @module
  */
-import { answerUnder, metaIn, tagged } from './bridge-ids.ts';
+import { answerUnder, tagged } from './bridge-ids.ts';
 import { toBase64url } from './bytes.ts';
 import { notify } from './call.ts';
 import { type Channel, checkMailbox, isChannel } from './channel.ts';
@@ -12,7 +12,7 @@ import { nextTurn } from './clock.ts';
 import { converse, type Taken } from './conversation.ts';
 import { classify, type Id, type JsonObject, rpcError, rpcNotification } from './dispatch.ts';
 import { RpcError, TechnocoreError } from './errors.ts';
-import { isObject, type Json } from './frames.ts';
+import { isObject, type Json, metaIn } from './frames.ts';
 import { onAbort, type Transport, transportOf } from './http.ts';
 import { type CallOptions, replyToOf } from './line.ts';
 import { SUBSCRIPTION_ID } from './mcp.ts';

@@ -5,15 +5,9 @@
  */
 import { type Id, type JsonObject, resultOf, rpcError, rpcResult } from './dispatch.ts';
 import { type RpcError, TechnocoreError } from './errors.ts';
-import { isObject, type Json } from './frames.ts';
+import { isObject, type Json, metaIn } from './frames.ts';
 import { SUBSCRIPTION_ID } from './mcp.ts';
 import { badResponse } from './mcp-peer.ts';
-
-/** `_meta` of params or of a result; empty where there is none. */
-export function metaIn(holder: unknown): JsonObject {
-  const meta = isObject(holder) ? holder['_meta'] : undefined;
-  return isObject(meta) ? (meta as JsonObject) : {};
-}
 
 /** Params or a result, whose subscription, if `_meta` names one, is known under `id`. */
 export function tagged(holder: JsonObject, id: Id): JsonObject {

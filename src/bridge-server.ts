@@ -4,7 +4,7 @@
  *
  * @module
  */
-import { answerUnder, metaIn, tagged } from './bridge-ids.ts';
+import { answerUnder, tagged } from './bridge-ids.ts';
 import { isList, type Place, pageOf, placeIn } from './bridge-pages.ts';
 import { type Channel, checkMailbox, isChannel } from './channel.ts';
 import {
@@ -19,7 +19,7 @@ import {
   rpcResult,
 } from './dispatch.ts';
 import { RpcError, TechnocoreError } from './errors.ts';
-import { isObject, type Json, MAX_TEXT } from './frames.ts';
+import { isObject, type Json, MAX_TEXT, metaIn } from './frames.ts';
 import { type Clock, onAbort, type Transport, transportOf } from './http.ts';
 import { REPLY_META } from './line.ts';
 import {

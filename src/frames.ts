@@ -24,6 +24,12 @@ export type Frame = { [key: string]: Json } | Json[];
 // Cs finds lone surrogates only: under the `u` flag a pair is one code point of another category.
 const SWEPT = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu;
 
+/** What params or a result say beside themselves, in `_meta`. */
+export function metaIn(holder: unknown): { [key: string]: Json } {
+  const meta = isObject(holder) ? holder['_meta'] : undefined;
+  return isObject(meta) ? (meta as { [key: string]: Json }) : {};
+}
+
 /** The text with blanks for all that is swept: a stranger's, it then does nothing to a terminal. */
 export const blanked = (text: string): string => text.replace(SWEPT, ' ');
 

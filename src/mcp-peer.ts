@@ -9,7 +9,7 @@ import { type Channel, isChannel } from './channel.ts';
 import { converse, type Taken } from './conversation.ts';
 import { type JsonObject, resultOf } from './dispatch.ts';
 import { checkObject, type RpcError, TechnocoreError } from './errors.ts';
-import { encodeLong, isObject, type Json } from './frames.ts';
+import { encodeLong, isObject, type Json, metaIn } from './frames.ts';
 import { sharedOf, type Transport, transportOf } from './http.ts';
 import type { CallOptions } from './line.ts';
 import { remember } from './maps.ts';
@@ -64,9 +64,7 @@ export function ownMeta({ o }: Peer): JsonObject {
 
 /** A member of `_meta` of a notification. */
 export function tagOf(frame: JsonObject, name: string): unknown {
-  const { params } = frame;
-  const meta = isObject(params) ? params['_meta'] : undefined;
-  return isObject(meta) ? meta[name] : undefined;
+  return metaIn(frame['params'])[name];
 }
 
 const SPILLERS = {};
@@ -82,8 +80,7 @@ export const readsLong = (t: Transport, to: string | Channel): boolean => spille
 
 /** Takes note of what an answer says about that. */
 export function heedLong(t: Transport, to: string | Channel, result: unknown): void {
-  const meta = isObject(result) ? result['_meta'] : undefined;
-  if (isObject(meta) && meta[SPILL_META] === true) remember(spillersOf(t), roomOf(to), true, MAX_SPILLERS);
+  if (metaIn(result)[SPILL_META] === true) remember(spillersOf(t), roomOf(to), true, MAX_SPILLERS);
 }
 
 /** What comes of a notification while the request with that id waits. */
