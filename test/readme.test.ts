@@ -102,7 +102,7 @@ test('every command line is one that there is', async () => {
 /** Mailboxes that one example serves and the next one calls, and what that prints. */
 const PAIRS: [mailbox: string, printed: RegExp][] = [
   ['mb-p-greeter-7c1f', /^Hello Ada, you are did:key:z6Mk/],
-  ['mb-p-tools-83be', /purge - Deletes old files\.\n1 of 2: half of it\nfalse { deleted: 3 }\n$/],
+  ['mb-p-tools-83be', /purge - Deletes old files\.\n1 of 2: half done\nfalse { deleted: 3 }\n$/],
   ['mb-p-adder-6d2e', /^3, dear did:key:z6Mk\n$/],
   [
     'mb-p-posters-2f0c',
