@@ -1,16 +1,31 @@
 /**
- * The errors of the library, each named for the decision its catcher takes. Everything a public function throws is a
- * {@link TechnocoreError}, abort reasons excepted; tell them apart by `code`, which also works across two copies of
- * the library, where `instanceof` does not.
+ * The error classes of the library, one for each decision that a `catch` block has to make. Every error that a public
+ * function throws is a {@link TechnocoreError}, except the reason of an aborted `signal`, which is rethrown unchanged.
+ * Tell errors apart by `code`: unlike `instanceof`, it also works when two copies of the library are loaded.
  *
  * @module
  */
 
 const BRAND = Symbol.for('technocore-rpc.error');
 
-/** Base of every error of the library. */
+/**
+ * The base class of every error that the library throws. Failures without a class of their own are thrown as this one.
+ *
+ * @example
+ * ```ts
+ * import { Forbidden, Signer, TechnocoreError } from 'technocore-rpc';
+ *
+ * try {
+ *   await Signer.generate().say('p-workshop-41c7', 'hello');
+ * } catch (e) {
+ *   if (!TechnocoreError.is(e)) throw e;
+ *   console.log(e.code, e.message);
+ *   if (Forbidden.is(e)) console.log(e.status, e.body);
+ * }
+ * ```
+ */
 export class TechnocoreError extends Error {
-  /** Stable, lower-case name of the kind of failure. */
+  /** The kind of failure: a stable name in lower case, such as `rate_limited`. */
   readonly code: string;
 
   constructor(code: string, message: string, cause?: unknown) {
@@ -21,8 +36,8 @@ export class TechnocoreError extends Error {
   }
 
   /**
-   * True for an error of this library, also one of another copy of it. Asked of a class derived from this one, as in
-   * `CallTimeout.is(e)`: for an error of that class, of this copy.
+   * Tells whether a value is an error of this class; a type guard. `TechnocoreError.is(e)` also recognizes errors of
+   * another copy of the library; on a subclass, as in `CallTimeout.is(e)`, only errors of this copy count.
    */
   static is<E extends TechnocoreError>(this: abstract new (...args: never[]) => E, e: unknown): e is E {
     const isOurs = typeof e === 'object' && e !== null && (e as Record<symbol, unknown>)[BRAND] === true;
@@ -35,16 +50,16 @@ export class TechnocoreError extends Error {
 
 // --- bad input, found before anything is sent -------------------------------------------------------------------
 
-/** What a value is, for the words of an error: the value itself may be long, or a secret. */
+/** The type of a value, for error messages: the value itself may be long, or a secret. */
 function kindOf(value: unknown): string {
   return value === null ? 'null' : Array.isArray(value) ? 'array' : typeof value;
 }
 
 /**
- * The value itself, if it is a text, as types alone promise it.
+ * Returns the value if it is a string, which callers from JavaScript do not guarantee.
  *
- * @param what what it is of those who call, for the error
- * @throws TechnocoreError `bad_text`
+ * @param what what the caller knows the value as, for the error message
+ * @throws {@link TechnocoreError} `bad_text` if it is not a string
  */
 export function checkText(value: unknown, what: string): string {
   if (typeof value === 'string') return value;
@@ -52,10 +67,11 @@ export function checkText(value: unknown, what: string): string {
 }
 
 /**
- * The value itself, if it is an object and no array, as types alone promise it: as a rule, options.
+ * Returns the value (usually an options object) if it is an object other than an array, which callers from JavaScript do
+ * not guarantee.
  *
- * @param what what it is of those who call, for the error
- * @throws TechnocoreError `bad_option`, or the code given
+ * @param what what the caller knows the value as, for the error message
+ * @throws {@link TechnocoreError} with the given `code`, by default `bad_option`, if it is anything else
  */
 export function checkObject<T extends object>(value: T, what: string = 'the options', code: string = 'bad_option'): T {
   if (kindOf(value) === 'object') return value;
@@ -63,10 +79,10 @@ export function checkObject<T extends object>(value: T, what: string = 'the opti
 }
 
 /**
- * The value itself, if it is an object that holds nothing but these members: one that is misspelt, or an option, would count
- * for nothing, and nobody would learn of it.
+ * Returns the value if it is an object without any other members than these. A misspelt member, or an option passed in the
+ * wrong argument, would otherwise be ignored without notice.
  *
- * @throws TechnocoreError `bad_option`
+ * @throws {@link TechnocoreError} `bad_option` if it is not an object, or has another member
  */
 export function checkMembers<T extends object>(value: T, what: string, names: readonly (keyof T & string)[]): T {
   const stray = Object.entries(checkObject(value, what)).find(
@@ -79,11 +95,17 @@ export function checkMembers<T extends object>(value: T, what: string, names: re
   );
 }
 
-/** A text or frame holds more code points than the service stores. Split it, or put it in a note. */
+/**
+ * Thrown (code `frame_too_long`) when a text or frame is longer than a message or note may be. Split it, or put it into a
+ * note and send the note's name.
+ */
 export class FrameTooLong extends TechnocoreError {
-  /** Code points counted, after the sweep. */
+  /**
+   * The length found: of a text, code points after the {@link sweep}; of a frame, characters of its ASCII encoding; where
+   * the message says so, bytes.
+   */
   readonly chars: number;
-  /** Code points allowed. */
+  /** The length allowed, in the same unit. */
   readonly limit: number;
   constructor(chars: number, limit: number, message: string = `${chars} characters, and the limit is ${limit}`) {
     super('frame_too_long', message);
@@ -92,18 +114,24 @@ export class FrameTooLong extends TechnocoreError {
   }
 }
 
-/** Nothing is left of a text after the service's sweep. */
+/** Thrown (code `empty_text`) when nothing is left of a text after the service's {@link sweep}. */
 export class EmptyText extends TechnocoreError {
   constructor() {
     super('empty_text', 'the text is empty after control and format characters became blanks and were trimmed');
   }
 }
 
-/** A room, nick, namespace, key or DID outside its grammar. */
+/**
+ * Thrown (code `bad_name`) when a room, nick, namespace, note key, DID or service address is malformed, or is not of the
+ * kind that the function needs.
+ */
 export class BadName extends TechnocoreError {
-  /** What was given. */
+  /** The name as given; of a value that is not a string, its type. */
   readonly invalidName: string;
-  /** @param name of any type, where it was to be a name */
+  /**
+   * @param name the value given in place of a name, of any type
+   * @param what what a valid name looks like
+   */
   constructor(name: unknown, what: string) {
     const isText = typeof name === 'string';
     const shown = isText ? JSON.stringify(name.length > 80 ? `${name.slice(0, 80)}…` : name) : `got ${kindOf(name)}`;
@@ -112,23 +140,28 @@ export class BadName extends TechnocoreError {
   }
 }
 
-/** A key, seed or key file that cannot be used. Never quotes the key. */
+/** Thrown (code `bad_key`) when a key, seed, key file or signer cannot be used. The message never quotes the key. */
 export class BadKey extends TechnocoreError {
   constructor(message: string, cause?: unknown) {
     super('bad_key', message, cause);
   }
 }
 
-/** A nonce that is not 1 to 19 decimal digits, or a nonce ledger that cannot be trusted. */
+/**
+ * Thrown (code `bad_nonce`) when a nonce is not 1 to 19 decimal digits, when no higher nonce is left, or when the file of
+ * used nonces cannot be trusted.
+ */
 export class BadNonce extends TechnocoreError {
   constructor(message: string, cause?: unknown) {
     super('bad_nonce', message, cause);
   }
 }
 
-/** A state transition that the protocol does not allow, refused before any write. */
+/** Thrown (code `bad_state`) when a protocol does not allow a change of state. Nothing was written. */
 export class BadState extends TechnocoreError {
+  /** The present state. */
   readonly from: string;
+  /** The state asked for. */
   readonly to: string;
   constructor(from: string, to: string, message: string = `no way from ${from} to ${to}`) {
     super('bad_state', message);
@@ -139,10 +172,14 @@ export class BadState extends TechnocoreError {
 
 // --- refused by the service -------------------------------------------------------------------------------------
 
-/** The service answered with a status that means failure. */
+/**
+ * Thrown (code `http`) when the service answers with a failure status that has no class of its own. Redirects are never
+ * followed and end here too. Base class of {@link Forbidden}, {@link Conflict} and {@link DuplicateText}.
+ */
 export class HttpError extends TechnocoreError {
+  /** The HTTP status; 0 where a browser hides that of a redirect. */
   readonly status: number;
-  /** The service's words, cut to 4,096 characters. Strangers' text may stand in it. */
+  /** The response body, cut to 4,096 UTF-16 code units. It may quote strangers' text. */
   readonly body: string;
   constructor(status: number, body: string, code: string = 'http', message?: string) {
     super(code, message ?? `the service answered ${body.slice(0, 300).trim() || status}`);
@@ -151,16 +188,22 @@ export class HttpError extends TechnocoreError {
   }
 }
 
-/** 403: a signature that does not verify, a closed room, a mailbox written unsigned. */
+/**
+ * Thrown (code `forbidden`, HTTP 403) when the service refuses a write: the signature does not verify, the room is owned
+ * by others, or an unsigned message was sent to a mailbox.
+ */
 export class Forbidden extends HttpError {
   constructor(body: string) {
     super(403, body, 'forbidden');
   }
 }
 
-/** 409: a compare-and-set lost. Read `actual`, decide, try again. */
+/**
+ * Thrown (code `conflict`, HTTP 409) when the condition of a conditional write does not hold. Look at `actual`, decide, and
+ * try again.
+ */
 export class Conflict extends HttpError {
-  /** The value that is there; undefined when there is no note. */
+  /** The value that the note holds; undefined if there is no note. */
   readonly actual: string | undefined;
   constructor(body: string, actual?: string) {
     super(
@@ -173,16 +216,24 @@ export class Conflict extends HttpError {
   }
 }
 
-/** 422: the room took this same text too often within a minute. Sending it again as it is cannot help. */
+/**
+ * Thrown (code `duplicate_text`, HTTP 422) when the room has taken the same text too often within a minute, no matter from
+ * whom. Sending it again unchanged does not help. Sent by services from 0.10 on.
+ */
 export class DuplicateText extends HttpError {
   constructor(body: string) {
     super(422, body, 'duplicate_text');
   }
 }
 
-/** 429, or our own account of the published budget: nothing was executed. Wait `retryAfterMs`. */
+/**
+ * Thrown (code `rate_limited`) when the read or write budget of this address is spent: the service answered HTTP 429, or the
+ * library's own count of the published budget shows that the request's turn would come too late. Nothing was executed.
+ */
 export class RateLimited extends TechnocoreError {
+  /** Milliseconds until the budget serves the request. */
   readonly retryAfterMs: number;
+  /** The budget that is spent. */
   readonly bucket: 'read' | 'write';
   constructor(bucket: 'read' | 'write', retryAfterMs: number, message?: string) {
     super('rate_limited', message ?? `the ${bucket} budget is spent; it serves again in ${Math.ceil(retryAfterMs)} ms`);
@@ -191,15 +242,22 @@ export class RateLimited extends TechnocoreError {
   }
 }
 
-/** The service holds as many rooms or notes as it can. Use one that exists. */
+/**
+ * Thrown (code `capacity_reached`) when something that holds a limited number is full: the service its rooms, notes or
+ * storage (then use a room or note that exists), a parley session its queue.
+ */
 export class CapacityReached extends TechnocoreError {
   constructor(message: string) {
     super('capacity_reached', message);
   }
 }
 
-/** This address has made its new rooms of the day. Use a room that exists, or wait `retryAfterMs`. */
+/**
+ * Thrown (code `room_budget`) when this address has spent its daily budget of new rooms (on the public service, 20). Use a
+ * room that exists, or wait.
+ */
 export class RoomBudget extends TechnocoreError {
+  /** Milliseconds until another room can be created. */
   readonly retryAfterMs: number;
   constructor(retryAfterMs: number) {
     super('room_budget', `the day's new rooms are spent; the next one in ${Math.ceil(retryAfterMs / 1000)} s`);
@@ -207,9 +265,12 @@ export class RoomBudget extends TechnocoreError {
   }
 }
 
-/** The nonce is not above the last one this key used there. */
+/**
+ * Thrown (code `stale_nonce`) when the service refuses a nonce because it is not higher than the last one of this key in
+ * that room.
+ */
 export class StaleNonce extends TechnocoreError {
-  /** The last nonce the service accepted, exact digits. */
+  /** The last nonce that the service accepted, as decimal digits. */
   readonly last: string;
   constructor(last: string) {
     super('stale_nonce', `the nonce is not above ${last}, the last one this key used there`);
@@ -217,9 +278,13 @@ export class StaleNonce extends TechnocoreError {
   }
 }
 
-/** The service could not be reached or did not answer properly: network, 5xx, a cut or too large body, a deadline. */
+/**
+ * Thrown (code `unavailable`) when the service cannot be reached or does not answer properly: no connection, a 5xx status, a
+ * response that is cut short, too large, malformed or too late. Also thrown when the platform lacks something, such as a
+ * file system.
+ */
 export class Unavailable extends TechnocoreError {
-  /** How long the service asked to wait, if it did. */
+  /** Milliseconds that the service asks to wait; undefined if it does not say. */
   readonly retryAfterMs: number | undefined;
   constructor(message: string, cause?: unknown, retryAfterMs?: number) {
     super('unavailable', message, cause);
@@ -227,9 +292,14 @@ export class Unavailable extends TechnocoreError {
   }
 }
 
-/** A write of which nobody can say any more whether it was executed. */
+/**
+ * Thrown (code `may_have_landed`) when the response to a write was lost and it can no longer be found out whether the write
+ * was executed. `cause` holds the failure behind it.
+ */
 export class MayHaveLanded extends TechnocoreError {
+  /** The room written to; of a note, `<namespace>/<key>`. */
   readonly room: string;
+  /** The nonce of a signed message; undefined for any other write. */
   readonly nonce: string | undefined;
   constructor(room: string, nonce: string | undefined, cause?: unknown) {
     super('may_have_landed', `a write to ${room} may have landed and can no longer be checked`, cause);
@@ -240,23 +310,40 @@ export class MayHaveLanded extends TechnocoreError {
 
 // --- calls ------------------------------------------------------------------------------------------------------
 
-/** The other side answered with a JSON-RPC error. */
+/**
+ * A JSON-RPC 2.0 error (code `rpc`). Thrown by {@link call} and the functions built on it when the other side answers with
+ * an error; a handler throws one to choose what its caller gets.
+ *
+ * Codes from -32768 to -32000 are those of JSON-RPC 2.0, MCP and A2A. Servers of this library add 1001 (interrupted), 1002
+ * (busy; `data.retryAfterMs`), 1003 (deadline passed), 1004 (denied) and 1005 (conflict; `data.actual`).
+ */
 export class RpcError extends TechnocoreError {
+  /** The `error` member of the response. Of a remote error, a stranger's text. */
   readonly rpc: { code: number; message: string; data?: unknown };
-  /** @param hint what the one who gets it may do, told in `message` and not sent on */
+  /**
+   * @param code the JSON-RPC error code, an integer
+   * @param message for the caller
+   * @param data for the caller; any JSON value
+   * @param hint advice appended to this error's own `message`; it is not sent to the caller
+   */
   constructor(code: number, message: string, data?: unknown, hint?: string) {
     super('rpc', `${message} (${code})${hint === undefined ? '' : `: ${hint}`}`);
     this.rpc = data === undefined ? { code, message } : { code, message, data };
   }
 }
 
-/** Messages were lost to us: the ring overflowed, or the room was recreated. */
+/**
+ * Thrown (code `ring_gap`) when messages were lost before they could be read: the room dropped its oldest ones because it
+ * was full, or it was deleted when idle and created again.
+ */
 export class RingGap extends TechnocoreError {
+  /** The room. */
   readonly room: string;
-  /** The seq that should have come next. */
+  /** The `seq` that should have come next. */
   readonly expected: number;
-  /** The oldest seq that can still be read; the missing range ends before it. */
+  /** The oldest `seq` that can still be read; the lost messages are before it. */
   readonly oldest: number;
+  /** `overflow`: the ring dropped old messages; `recreated`: this is another room under the same name. */
   readonly reason: 'overflow' | 'recreated';
   constructor(room: string, expected: number, oldest: number, reason: 'overflow' | 'recreated') {
     super(
@@ -272,12 +359,18 @@ export class RingGap extends TechnocoreError {
   }
 }
 
-/** No answer within the time allowed, with the likeliest reason. */
+/** Thrown (code `call_timeout`) when a call gets no answer within the time allowed. */
 export class CallTimeout extends TechnocoreError {
+  /** The mailbox, or the channel's name, that was called. */
   readonly room: string;
+  /** The id of the request; empty if the time was up before it had one. */
   readonly id: string;
+  /** How long the call waited, in milliseconds. */
   readonly afterMs: number;
-  /** No such room; a room where no server was seen lately; a server that did not answer in time (or unknown). */
+  /**
+   * The likeliest reason. `no-room`: nobody else has written to that mailbox; `no-server`: its server's presence note says
+   * that it ended, or is out of date; `no-answer`: a server is or may be there, and did not answer in time.
+   */
   readonly reason: 'no-room' | 'no-server' | 'no-answer';
   constructor(
     room: string,
@@ -297,8 +390,12 @@ export class CallTimeout extends TechnocoreError {
 
 // --- sealed text ------------------------------------------------------------------------------------------------
 
-/** A sealed text that cannot be opened. Names the layer that failed, never the key. */
+/** Thrown (code `decrypt`) when an encrypted text cannot be opened. The message never quotes the key. */
 export class DecryptError extends TechnocoreError {
+  /**
+   * What failed. `encoding`: the text does not have the outer form; `key`: the public key in it cannot be used; `tag`: the
+   * text was changed, or encrypted to another key; `layout`: it was decrypted, and its contents are malformed.
+   */
   readonly layer: 'encoding' | 'key' | 'tag' | 'layout';
   constructor(layer: 'encoding' | 'key' | 'tag' | 'layout', message: string) {
     super('decrypt', message);
@@ -308,9 +405,9 @@ export class DecryptError extends TechnocoreError {
 
 // --- parley -----------------------------------------------------------------------------------------------------
 
-/** A link that is no parley invite. Never quotes the link, which holds a secret. */
+/** Thrown (code `bad_invite`) when a link is not a parley invite. The message never quotes the link, which is a secret. */
 export class BadInvite extends TechnocoreError {
-  /** The part at fault: `parse` for what is no link at all, `missing channel`, `bad channel`, `bad fragment` … */
+  /** The part at fault: `parse` (no link at all), `missing channel`, `bad channel`, `bad fragment`, `bad key` … */
   readonly reason: string;
   constructor(reason: string) {
     super('bad_invite', `invalid invite: ${reason === 'parse' ? 'no link' : reason}`);
@@ -318,8 +415,12 @@ export class BadInvite extends TechnocoreError {
   }
 }
 
-/** The relay refused. */
+/** Thrown (code `relay_refused`) when a parley relay refuses a request. */
 export class RelayRefused extends TechnocoreError {
+  /**
+   * Why. `no-channel`: never opened, or forgotten; `exists`: the channel to open is there already; `full`: both seats are
+   * taken; `nobody`: the other seat is empty; `token`: the token is not accepted.
+   */
   readonly reason: string;
   constructor(reason: string, message: string) {
     super('relay_refused', message);
@@ -327,8 +428,9 @@ export class RelayRefused extends TechnocoreError {
   }
 }
 
-/** A Noise handshake message that does not authenticate, or a state in which none is expected. */
+/** Thrown (code `handshake_failed`) when a Noise handshake message does not authenticate, or comes out of turn. */
 export class HandshakeFailed extends TechnocoreError {
+  /** Why, in words: `not authentic`, `too short`, `out of turn`, `not finished`, `a key of small order`. */
   readonly reason: string;
   constructor(reason: string, cause?: unknown) {
     super('handshake_failed', `handshake failed: ${reason}`, cause);
@@ -336,8 +438,9 @@ export class HandshakeFailed extends TechnocoreError {
   }
 }
 
-/** The channel is closed; nothing can be sent on it any more. */
+/** Thrown (code `session_closed`) when a parley channel is closed and nothing more can be sent through it. */
 export class SessionClosed extends TechnocoreError {
+  /** Why it is closed, in words. */
   readonly reason: string;
   constructor(reason: string) {
     super('session_closed', `the session is closed: ${reason}`);
