@@ -1,21 +1,21 @@
 /**
- * Time and chance as parameters, so that everything can be simulated.
+ * Time and randomness as parameters, so that everything can be simulated.
  *
  * @module
  */
 
-/** A clock. */
+/** The time, as the library takes it: pass your own to run it in simulated time. */
 export interface Clock {
-  /** Milliseconds since the epoch. */
+  /** The time in milliseconds since the Unix epoch. */
   now(): number;
-  /** Resolves after `ms`; rejects with the signal's reason when it aborts, leaving no timer behind. */
+  /** Resolves after `ms` milliseconds. When the signal aborts, rejects with its reason and leaves no timer behind. */
   sleep(ms: number, signal?: AbortSignal): Promise<void>;
 }
 
 // A longer delay would overflow the timer and fire at once.
 const timerMs = (ms: number): number => Math.min(Math.max(ms, 0), 0x7fffffff);
 
-/** The clock of the machine. */
+/** The machine's clock: `Date.now` and `setTimeout`. */
 export const systemClock: Clock = {
   now: () => Date.now(),
   sleep: (ms, signal) =>
@@ -40,11 +40,11 @@ interface Waiting {
 const waiting = new WeakMap<AbortSignal, Waiting>();
 
 /**
- * Calls `run` once when the signal aborts, unless it has aborted already. However many wait for one signal, it has one
- * listener: a hundred calls may share a signal, and platforms take more than ten listeners for a leak.
+ * Calls `run` once when the signal aborts; never if it has aborted already. All who wait for one signal share one listener:
+ * a hundred calls may share a signal, and Node warns of a leak beyond ten listeners.
  *
  * @param run must not throw
- * @returns forgets it
+ * @returns a function that removes it
  */
 export function onAbort(signal: AbortSignal | undefined, run: () => void): () => void {
   if (!signal || signal.aborted) return () => {};
@@ -57,7 +57,7 @@ export function onAbort(signal: AbortSignal | undefined, run: () => void): () =>
     waiting.set(signal, (entry = { runs, listener }));
   }
   const { runs, listener } = entry;
-  // A run of its own, though the same function waits twice.
+  // A new function each time, so that one that is passed twice is also called twice.
   const mine = (): void => run();
   if (runs.size === 0) signal.addEventListener('abort', listener);
   runs.add(mine);
@@ -66,7 +66,7 @@ export function onAbort(signal: AbortSignal | undefined, run: () => void): () =>
   };
 }
 
-/** A controller that also aborts with a signal, for the same reason, until `forget` is called. */
+/** A controller that also aborts when the signal does, with the same reason, until `forget` is called. */
 export function following(signal: AbortSignal | undefined): { stop: AbortController; forget: () => void } {
   const stop = new AbortController();
   const follow = (): void => stop.abort(signal?.reason);
@@ -74,19 +74,18 @@ export function following(signal: AbortSignal | undefined): { stop: AbortControl
   return { stop, forget: onAbort(signal, follow) };
 }
 
-/** A signal that aborts as soon as one of two does. */
+/** A signal that aborts as soon as one of the two does; undefined if neither is given. */
 export function eitherOf(a: AbortSignal | undefined, b: AbortSignal | undefined): AbortSignal | undefined {
   return a && b ? AbortSignal.any([a, b]) : (a ?? b);
 }
 
-/** Why an inner wait ends that nobody asks about. Without a reason each abort would make an exception with a stack. */
+/** The reason with which inner waits are aborted; nobody sees it. Without one, each abort would create an error with a stack. */
 export const OVER = 'over';
 
 /**
- * Runs something after `ms` of a clock, unless that is called off before. Cheaper than a sleep and a signal to end it:
- * Node takes its time over every AbortController.
+ * Calls `run` after `ms` milliseconds. Cheaper than a sleep with a signal to end it: AbortControllers are slow in Node.
  *
- * @returns calls it off
+ * @returns a function that cancels the call
  */
 export function later(clock: Clock, ms: number, run: () => void): () => void {
   if (clock === systemClock) {
@@ -98,14 +97,14 @@ export function later(clock: Clock, ms: number, run: () => void): () => void {
   return () => stop.abort(OVER);
 }
 
-/** Runs a task in a turn of its own, behind all that is due already. That takes no time of any clock. */
+/** Runs a task in a later turn of the event loop, after everything that is already due. A simulated clock does not advance. */
 export function nextTurn(task: () => void): void {
   const { setImmediate } = globalThis as { setImmediate?: (task: () => void) => void };
   if (setImmediate) setImmediate(task);
   else setTimeout(task, 0);
 }
 
-/** A float in [0, 1) from the transport's randomness. */
+/** A random number in [0, 1), made of 32 bits of the given source. */
 export function randomFloat(random: (bytes: number) => Uint8Array): number {
   const [a = 0, b = 0, c = 0, d = 0] = random(4);
   return (((a << 24) | (b << 16) | (c << 8) | d) >>> 0) / 0x1_0000_0000;

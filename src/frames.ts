@@ -1,36 +1,36 @@
 /**
- * Text as the service stores it, and frames as one ASCII line: the only codec of the project.
+ * Text as the service stores it, and frames as one line of ASCII: the only codec of the project.
  *
- * A room stores text after a sweep (control, format, private-use, surrogate and separator characters become blanks, the
- * ends are trimmed). A frame is JSON written so that the sweep cannot touch it: compact, U+0020 to U+007E only, all
- * else escaped. It then is exactly what Python's `json.dumps(value, separators=(",", ":"), ensure_ascii=True)` prints,
- * numbers aside.
+ * A room stores text after a sweep: control, format, private-use, surrogate and separator characters become blanks, and
+ * both ends are trimmed. A frame is JSON that the sweep cannot change: compact, with every character outside U+0020 to
+ * U+007E escaped. Numbers aside, that is exactly what Python's `json.dumps(value, separators=(",", ":"),
+ * ensure_ascii=True)` prints.
  *
  * @module
  */
 import { HEX } from './bytes.ts';
 import { checkText, EmptyText, FrameTooLong, TechnocoreError } from './errors.ts';
 
-/** Code points that one message may hold, after the sweep. */
+/** The longest message that the service stores: 4,096 code points, counted after the {@link sweep}. */
 export const MAX_TEXT = 4096;
-/** Code points that one note may hold, after the sweep. */
+/** The longest value of a note that the service stores: 8,192 code points, counted after the {@link sweep}. */
 export const MAX_NOTE = 8192;
 
 /** Any JSON value. */
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
-/** A decoded frame: a JSON object, or an array of them (a batch). Members are strangers' until checked. */
+/** A decoded frame: a JSON object, or an array (a batch). Nothing inside has been checked; it is a stranger's. */
 export type Frame = { [key: string]: Json } | Json[];
 
 // Cs finds lone surrogates only: under the `u` flag a pair is one code point of another category.
 const SWEPT = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu;
 
-/** What params or a result say beside themselves, in `_meta`. */
+/** The `_meta` member of params or of a result; an empty object where there is none. */
 export function metaIn(holder: unknown): { [key: string]: Json } {
   const meta = isObject(holder) ? holder['_meta'] : undefined;
   return isObject(meta) ? (meta as { [key: string]: Json }) : {};
 }
 
-/** The text with blanks for all that is swept: a stranger's, it then does nothing to a terminal. */
+/** The text with a blank for every character that the sweep replaces: safe to print on a terminal, whoever wrote it. */
 export const blanked = (text: string): string => text.replace(SWEPT, ' ');
 
 /** Number of code points; a lone surrogate counts as one. */
@@ -46,14 +46,20 @@ export function codePoints(text: string): number {
 }
 
 /**
- * What the service will store of a text: each code point of category Cc, Cf, Cs, Co, Zl or Zp becomes one blank, then
- * white space at both ends goes. Nothing is normalised. Sign the swept text.
+ * Returns a text as the service will store it: each code point of Unicode category Cc, Cf, Cs, Co, Zl or Zp becomes one
+ * blank, then white space is trimmed at both ends. Nothing is normalized. A signature covers the swept text.
  *
- * @param limit most code points allowed afterwards: {@link MAX_TEXT} for messages, {@link MAX_NOTE} for notes
- * @param what what the text is of those who call, for the error
- * @throws TechnocoreError `bad_text`: no text
- * @throws EmptyText nothing is left
- * @throws FrameTooLong more than `limit` code points are left
+ * @param limit the most code points allowed afterwards; default {@link MAX_TEXT}, for messages ({@link MAX_NOTE}: notes)
+ * @param what what the caller knows the text as, for the error message
+ * @throws {@link TechnocoreError} `bad_text` if it is not a string
+ * @throws {@link EmptyText} if nothing is left
+ * @throws {@link FrameTooLong} if more than `limit` code points are left
+ * @example
+ * ```ts
+ * import { sweep } from 'technocore-rpc';
+ *
+ * console.log(sweep('two\nlines\u200b ')); // 'two lines'
+ * ```
  */
 export function sweep(text: string, limit: number = MAX_TEXT, what = 'the text'): string {
   const swept = blanked(checkText(text, what)).trim();
@@ -66,11 +72,15 @@ export function sweep(text: string, limit: number = MAX_TEXT, what = 'the text')
   return swept;
 }
 
-// As much as is printable ASCII: found a quarter faster than the first character that is not.
+// Matches the leading printable ASCII: a quarter faster than a search for the first other character.
 const ASCII = /[ -~]*/y;
 const ESCAPED: string[] = /* @__PURE__ */ HEX.map((byte) => `\\u${byte}`);
 
-/** @throws TechnocoreError `bad_frame`: cyclic, a BigInt, or without JSON form */
+/**
+ * `JSON.stringify` with a typed error.
+ *
+ * @throws {@link TechnocoreError} `bad_frame` if the value is cyclic, holds a BigInt, or has no JSON form
+ */
 export function stringify(value: unknown): string {
   let text: string | undefined;
   try {
@@ -82,7 +92,7 @@ export function stringify(value: unknown): string {
   return text;
 }
 
-/** Any JSON value as one ASCII line of any length: {@link encode} without its limit. */
+/** Encodes a JSON value as one line of ASCII of any length: {@link encode} without its limit. */
 export function encodeLong(frame: unknown): string {
   const text = stringify(frame);
   ASCII.lastIndex = 0;
@@ -103,18 +113,26 @@ export function encodeLong(frame: unknown): string {
 }
 
 /**
- * A frame as one ASCII line that a room stores unchanged.
+ * Encodes a frame as one line of ASCII, which a room stores unchanged.
  *
- * @throws FrameTooLong the line has more than {@link MAX_TEXT} characters, what is not ASCII counted as it is escaped; the error
- * holds the count
- * @throws TechnocoreError `bad_frame`: cyclic, a BigInt, or without JSON form
+ * @returns compact JSON in which every character outside U+0020 to U+007E is escaped
+ * @throws {@link FrameTooLong} if the line has more than {@link MAX_TEXT} characters, escapes included
+ * @throws {@link TechnocoreError} `bad_frame` if the value is cyclic, holds a BigInt, or has no JSON form
+ * @example
+ * ```ts
+ * import { decode, encode } from 'technocore-rpc';
+ *
+ * const line = encode({ jsonrpc: '2.0', method: 'greet', params: { name: 'Zoë' } });
+ * console.log(line); // {"jsonrpc":"2.0","method":"greet","params":{"name":"Zo\u00eb"}}
+ * console.log(decode(line));
+ * ```
  */
 export function encode(frame: Json): string {
   return encodeWithin(frame, MAX_TEXT);
 }
 
 /**
- * The same for a way that carries more, or less.
+ * {@link encode} with another limit, for channels whose frames may be longer or shorter.
  *
  * @internal
  */
@@ -129,23 +147,25 @@ export function encodeWithin(frame: Json, limit: number): string {
 }
 
 /**
- * The frame in a text: a JSON object or array, else undefined; also for one longer than a message that is nested more than
- * 1,000 deep, which nobody could write down again. Never throws.
+ * Decodes the frame in a text. Never throws.
+ *
+ * @returns the JSON object or array; undefined for any other text, and for a text longer than a message that is nested more
+ * than 1,000 levels deep
  */
 export function decode(text: string): Frame | undefined {
   try {
     if (text.length > MAX_TEXT && isDeep(text)) return undefined;
-    // Most of what is no frame is plain words; to have them refused by the parser costs as much as the rest of a message.
+    // Most texts that are not frames are plain words: having the parser refuse one costs as much as all else about it.
     return /^[\t\n\r ]*[[{]/.test(text) ? JSON.parse(text) : undefined;
   } catch {
     return undefined;
   }
 }
 
-/** Nesting beyond which a text is not worth reading: what copies, compares or writes its values goes as deep. */
+/** The deepest nesting that is read: code that copies, compares or writes the values recurses just as deep. */
 const MAX_DEPTH = 1000;
 
-/** True for JSON text that is nested too deeply for whoever works on its values. */
+/** True for JSON text that is nested too deeply for code that works on its values. */
 function isDeep(text: string): boolean {
   let depth = 0;
   for (const [token] of text.matchAll(/"[^"\\]*(?:\\.[^"\\]*)*"?|[[\]{}]/gs)) {
@@ -157,8 +177,8 @@ function isDeep(text: string): boolean {
 }
 
 /**
- * A member that is called `name`, in any of the spellings that JSON has for that, and has an integer for its value. Inside a
- * quoted text the quotes around a name have backslashes before them.
+ * Matches members called `name`, in any spelling that JSON has for it, whose value is an integer. Inside a JSON string the
+ * quotes around such a name are escaped, so that it does not match.
  */
 function integerOf(name: string): RegExp {
   const letters = [...name].map((c) => {
@@ -169,23 +189,23 @@ function integerOf(name: string): RegExp {
 }
 
 /**
- * `JSON.parse`, with the integers of members called `name` kept as strings of their exact digits: nonces and seqs have
+ * `JSON.parse`, except that an integer in a member called `name` becomes a string of its exact digits: nonces and seqs have
  * up to 20 digits, and a double holds 15.
  *
  * @param name ASCII letters
- * @throws SyntaxError not JSON
+ * @throws SyntaxError if the text is not JSON
  */
 export function parseExact(text: string, name: string): unknown {
-  // Nothing else is looked at, and no code of ours runs for each: a stranger's long text costs twice what parsing it does.
+  // One replacement and no callback of ours: however long a stranger's text is, it costs only twice what parsing it does.
   return JSON.parse(text.replace(integerOf(name), '$1"$2"'));
 }
 
-/** True for a JSON object: neither null nor an array. */
+/** True for an object that is neither null nor an array. */
 export function isObject(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
-/** The object itself, without the members that are undefined. */
+/** Deletes the members that are undefined, and returns the same object. */
 export function compact<T extends object>(o: T): { [K in keyof T]: Exclude<T[K], undefined> } {
   for (const name in o) if (o[name] === undefined) delete o[name];
   return o as { [K in keyof T]: Exclude<T[K], undefined> };

@@ -1,6 +1,6 @@
 /**
- * One HTTP request, one long-poll loop, and what they share: clock, randomness, budgets. Knows neither rooms nor
- * relays; both are customers.
+ * The one HTTP request and the one long-poll loop, and what they share: clock, randomness and budgets. This file knows
+ * neither rooms nor relays; both are built on it.
  *
  * @module
  */
@@ -12,33 +12,48 @@ import { getOrMake } from './maps.ts';
 
 export { type Clock, onAbort, randomFloat, systemClock } from './clock.ts';
 
-/** Something that happened on the way and did not end the operation: a retry, a gap, a refused frame. */
+/** Something worth knowing that did not end the operation, as {@link Options.onEvent} gets it. */
 export interface Event {
-  /** retry, throttled, gap, epoch, skipped, refused, late … */
+  /**
+   * What happened. From any function: `retry` (a failed request is tried again), `throttled` (the same after HTTP 429),
+   * `refused` and `skipped` (something was not accepted; `reason` says why). From readers of rooms: `gap` (messages were
+   * lost), `epoch` (the room was recreated). From calls: `late` (an answer that nobody waits for any more), `spilled` (a
+   * long answer was read from notes). From servers: `warning`, `handler-error`, `unanswered`, `undrained`, `forgetful`,
+   * `unclaimed` and others. More may be added.
+   */
   kind: string;
+  /** Members that depend on the kind, such as `room`, `from`, `reason`, `cause`, and `afterMs` in milliseconds. */
   [detail: string]: unknown;
 }
 
-/** Options that every function which talks to a service takes. */
+/** Options of every function that talks to a service. */
 export interface Options {
-  /** Address of the service; default: environment `TECHNOCORE_URL` where there is one, else https://technocore.chat */
+  /**
+   * The address of the service, `http:` or `https:`, with or without a path. Default: the environment variable
+   * `TECHNOCORE_URL` where it is set, else `https://technocore.chat`.
+   */
   base?: string;
-  /** Default: the global `fetch`. */
+  /** The function that sends requests. Default: the global `fetch`. */
   fetch?: typeof fetch;
-  /** Ends the operation; it then rejects with the signal's reason. */
+  /** Aborts the operation, which then rejects with the signal's reason. */
   signal?: AbortSignal;
+  /** The source of time. Default: {@link systemClock}. */
   clock?: Clock;
-  /** Source of random bytes; default: the platform's. */
+  /** The source of random bytes: returns as many as asked for. Default: the platform's `crypto.getRandomValues`. */
   random?: (bytes: number) => Uint8Array;
-  /** `get`: never POST, for callers behind a GET-only tool. `post`: always POST. Default `auto`: GET where it fits. */
+  /**
+   * How writes are sent. `auto` (default): by GET, or by POST where a URL cannot carry the text (it would be longer than
+   * 16,000 bytes, or the text is `.` or `..`). `get`: never by POST, for programs that can only GET; what a URL cannot carry
+   * is then error `post_only`. `post`: always by POST.
+   */
   lane?: 'auto' | 'get' | 'post';
-  /** Told of what happened on the way. Errors it throws are ignored. */
+  /** Called with each {@link Event}. What it throws is ignored. */
   onEvent?: (event: Event) => void;
 }
 
 type Shared = Map<object, unknown>;
 
-/** A service as one set of options reaches it. Two with the same base, `fetch` and clock share budgets and loops. */
+/** Options, resolved. Transports with the same base, `fetch` and clock share budgets, read loops and all else in `shared`. */
 export interface Transport {
   readonly base: string;
   readonly fetch: typeof fetch;
@@ -51,7 +66,7 @@ export interface Transport {
 
 const DEFAULT_BASE = 'https://technocore.chat';
 
-// fetch -> clock -> base -> what is shared. Weak, so that a simulated world is collected with its clock.
+// fetch -> clock -> base -> what is shared. Weak, so that all of a simulated world is garbage-collected with its clock.
 const worlds = new WeakMap<typeof fetch, WeakMap<Clock, Map<string, Shared>>>();
 
 function environmentUrl(): string | undefined {
@@ -66,9 +81,9 @@ function environmentUrl(): string | undefined {
 /**
  * The transport that options describe.
  *
- * @param address of the service, in the place of the option `base`
- * @throws BadName `base` is not an http or https address
- * @throws TechnocoreError `bad_option`: no object
+ * @param address the address of the service, instead of the option `base`
+ * @throws {@link BadName} if it is not an http or https address
+ * @throws {@link TechnocoreError} `bad_option` if the options are not an object
  */
 export function transportOf(o: Options = {}, address?: string): Transport {
   checkObject(o);
@@ -99,17 +114,17 @@ export function transportOf(o: Options = {}, address?: string): Transport {
   };
 }
 
-/** The address of a service as it may be shown: without the name and password that may be in it. */
+/** The address of a service without the user name and password that may be in it, for messages. */
 export const shownBase = (base: string): string => base.replace(/^(\w*:?\/*)[^/]*@/, '$1');
 
-/** The value that all users of one transport share under `key`, made at first use. */
+/** The value that all transports to one service share under `key`; made at first use. */
 export function sharedOf<T>(t: Transport, key: object, make: () => T): T {
   return getOrMake(t.shared as Map<object, T>, key, make);
 }
 
 const BUDGETS = {};
 
-/** What the service grants our address: one account for all users of a transport. */
+/** The read or write budget that the service grants our address: one account for all transports to that service. */
 export function budgetOf(t: Transport, bucket: 'read' | 'write'): Budget {
   const budgets = sharedOf(t, BUDGETS, () => ({
     read: new Budget(t.clock, 'read'),
@@ -118,28 +133,28 @@ export function budgetOf(t: Transport, bucket: 'read' | 'write'): Budget {
   return budgets[bucket];
 }
 
-/** Half-second steps in which the reference service looks for what parked reads wait for, ms. */
+/** How often the reference service checks whether a parked read has something to return, ms. */
 const STEP_MS = 500;
 
-/** What was seen of how a service answers: its round trips, and whether it wakes parked reads in coarse steps. */
+/** What is known of a service's timing: its round trips, and whether it wakes parked reads only at coarse steps. */
 export class Rhythm {
   #rtt = Number.POSITIVE_INFINITY;
   #hits = 0;
 
-  /** True once several parked reads were answered just at a step. */
+  /** True once two parked reads in a row were answered right at a step. */
   get coarse(): boolean {
     return this.#hits >= 2;
   }
 
-  /** A request that was answered at once, after `ms`. */
+  /** Records that a request which the service did not hold was answered after `ms`. */
   answered(ms: number): void {
     this.#rtt = ms < this.#rtt ? ms : this.#rtt + (ms - this.#rtt) / 16;
   }
 
-  /** A parked read that brought something after `ms`. */
+  /** Records that a parked read returned messages after `ms`. */
   woken(ms: number): void {
     const late = ms - Math.min(this.#rtt, ms);
-    // What was there already when the read was parked tells nothing.
+    // Messages that were there before the read was parked tell nothing.
     if (late < STEP_MS * 0.3) return;
     const isHit = (late + STEP_MS / 10) % STEP_MS < STEP_MS / 5;
     this.#hits = isHit ? this.#hits + 1 : 0;
@@ -148,34 +163,34 @@ export class Rhythm {
 
 const RHYTHM = {};
 
-/** The rhythm of a transport's service. */
+/** What is known of the timing of a transport's service. */
 export function rhythmOf(t: Transport): Rhythm {
   return sharedOf(t, RHYTHM, () => new Rhythm());
 }
 
 // --- request ----------------------------------------------------------------------------------------------------
 
-/** What to send. */
+/** One HTTP request. */
 export interface Request {
   method?: 'GET' | 'POST';
-  /** Path and query, already encoded, from the first slash on. */
+  /** Path and query, already encoded, with the first slash. */
   path: string;
   headers?: Record<string, string>;
   body?: string;
-  /** The budget it is charged to; absent: free. */
+  /** The budget it is charged to; none if absent. */
   bucket?: 'read' | 'write';
-  /** How long the server may hold it, ms. */
+  /** How long the server may hold it, ms; default 0. */
   waitMs?: number;
-  /** How long headers and body may take on top of `waitMs`, ms; default 15,000. */
+  /** How long headers and body may take beyond `waitMs`, ms; default 15,000. */
   timeoutMs?: number;
-  /** Most bytes of body read; default 16 MiB. */
+  /** The most bytes of the body that are read; default 16 MiB. */
   maxBytes?: number;
-  /** Clock time, ms, by which its turn in the budget must come; default: whenever it comes. */
+  /** Clock time, ms, by which its turn in the budget must come; default: never too late. */
   deadline?: number;
   signal?: AbortSignal | undefined;
 }
 
-/** What came back: any status, body whole. */
+/** A complete response, of any status. */
 export interface Reply {
   status: number;
   headers: Headers;
@@ -183,11 +198,12 @@ export interface Reply {
 }
 
 /**
- * One HTTP request with a deadline on headers and body together. No redirect is followed (a signed URL must not reach
- * another host), no body past its cap is read, nothing is retried.
+ * Sends one HTTP request, with one deadline for headers and body together. Redirects are not followed (a signed URL must not
+ * reach another host), no more than `maxBytes` of the body are read, and nothing is retried.
  *
- * @throws RateLimited its turn in the budget would come after `deadline`; nothing was sent
- * @throws Unavailable no connection, deadline passed, body cut short or too large: whether it was executed is unknown
+ * @throws {@link RateLimited} if its turn in the budget would come after `deadline`; nothing was sent
+ * @throws {@link Unavailable} if there is no connection, the time is up, or the body is cut short or too large; whether the
+ * request was executed is then unknown
  * @throws the signal's reason when it aborts
  */
 export async function request(t: Transport, r: Request): Promise<Reply> {
@@ -199,7 +215,7 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
   const begun = t.clock.now();
   const stop = new AbortController();
   const limitMs = (r.waitMs ?? 0) + (r.timeoutMs ?? 15_000);
-  // A fetch that ignores its signal must not hold us.
+  // Not even a fetch that ignores its signal may hold us up.
   let end: (reason: unknown) => void;
   const stopped = new Promise<never>((_, reject) => {
     end = (reason) => {
@@ -233,17 +249,17 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
     return reply;
   } catch (cause) {
     if (stop.signal.aborted) throw stop.signal.reason;
-    // Whatever is still under way is abandoned.
+    // Abandons what is still under way, such as the rest of the body.
     stop.abort(OVER);
     if (TechnocoreError.is(cause)) throw cause;
     const shown = shownBase(t.base);
-    // What the platform says of an address with a password quotes it.
+    // The platform's own error quotes the address: with a password in it, the error must not become the cause.
     const how = neverSent(cause) ? 'could not be reached' : 'could not be reached or broke off';
     throw new Unavailable(`${shown} ${how}${reasonOf(cause)}`, shown === t.base ? cause : undefined);
   } finally {
     forget();
     cancel();
-    // None of the two is an unhandled rejection.
+    // Neither of the two may become an unhandled rejection.
     work.catch(() => {});
     stopped.catch(() => {});
   }
@@ -252,7 +268,7 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
 async function bodyOf(response: Response, maxBytes: number, from: typeof fetch): Promise<string> {
   const announced = Number(response.headers.get('content-length') ?? Number.NaN);
   if (announced > maxBytes) throw new Unavailable(`an answer of ${announced} bytes, and the limit is ${maxBytes}`);
-  // Where the platform reads it, an announced length bounds the body, unless what arrives is compressed.
+  // The platform's own fetch reads no more than the announced length, unless the body is compressed.
   const isBound = announced >= 0 && from === globalThis.fetch && !response.headers.has('content-encoding');
   if (!response.body || isBound) return response.text();
   const reader = response.body.getReader();
@@ -271,8 +287,8 @@ async function bodyOf(response: Response, maxBytes: number, from: typeof fetch):
 }
 
 /**
- * How long a 429 or 503 asks to wait, ms: the `Retry-After` header (seconds or a date), else the body's
- * `retry after: <s>s`, else undefined. At most a day.
+ * How long a 429 or 503 response asks to wait, ms: by its `Retry-After` header (seconds or a date), else by the line
+ * `retry after: <s>s` of its body, else undefined. At most a day.
  */
 export function retryAfterMs(reply: Reply, clock: Clock): number | undefined {
   const header = reply.headers.get('retry-after')?.trim();
@@ -282,21 +298,24 @@ export function retryAfterMs(reply: Reply, clock: Clock): number | undefined {
   return Number.isFinite(ms) ? Math.min(Math.max(ms, 0), 86_400_000) : undefined;
 }
 
-/** The error that a reply of any HTTP service stands for, by its status alone. */
+/** The error for a failed response of any HTTP service, by its status alone. */
 export function failureOf(reply: Reply, bucket: 'read' | 'write', clock: Clock): TechnocoreError {
   const { status, text } = reply;
   if (status === 429) return new RateLimited(bucket, retryAfterMs(reply, clock) ?? 1000);
   if (status >= 500) {
     return new Unavailable(`the service answered ${status}`, new HttpError(status, text), retryAfterMs(reply, clock));
   }
-  // Status 0 is how a browser shows a redirect that was not followed.
+  // A browser shows a redirect that was not followed as status 0.
   if (status === 0 || (status >= 300 && status < 400)) {
     return new HttpError(status, text, 'http', 'the service answered with a redirect, and none is followed');
   }
   return new HttpError(status, text);
 }
 
-/** The promise, or the signal's reason if it aborts first: for work that others wait for too and must go on. */
+/**
+ * Settles as the promise does, or rejects with the signal's reason if that aborts first. The work behind the promise goes on,
+ * for others who wait for it.
+ */
 export function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
   if (!signal) return promise;
   return new Promise((resolve, reject) => {
@@ -306,7 +325,7 @@ export function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined)
   });
 }
 
-/** A signal that aborts with another, or after `ms`; `end` leaves neither timer nor listener behind. */
+/** A signal that aborts when another does, or after `ms`. `end` removes its timer and listener. */
 export function within(t: Transport, ms: number, signal?: AbortSignal): { signal: AbortSignal; end: () => void } {
   const { stop, forget } = following(signal);
   const cancel = later(t.clock, ms, () => stop.abort(new Unavailable(`not done within ${Math.round(ms)} ms`)));
@@ -319,11 +338,15 @@ export function within(t: Transport, ms: number, signal?: AbortSignal): { signal
   };
 }
 
-/** Runs jobs of one lane in the order they came, one at a time. */
+/** Runs the jobs of each lane one at a time, in the order in which they came. */
 export class Lanes {
   readonly #last = new Map<string, Promise<void>>();
 
-  /** @throws the signal's reason when it aborts before the job's turn; the job is then never run */
+  /**
+   * Runs a job when those before it in its lane are done.
+   *
+   * @throws the signal's reason if it aborts before the job's turn; the job is then never run
+   */
   async run<T>(lane: string, job: () => Promise<T>, signal?: AbortSignal): Promise<T> {
     const before = this.#last.get(lane);
     let leave!: () => void;
@@ -343,7 +366,7 @@ export class Lanes {
   }
 }
 
-/** Work that several may wait for: it is called off when the last of them leaves, so that it keeps no program alive. */
+/** Work that several callers may wait for. It is aborted when the last of them leaves, so that it keeps no program alive. */
 export class Joint<T> {
   readonly #stop: AbortController = new AbortController();
   readonly #work: Promise<T>;
@@ -354,7 +377,7 @@ export class Joint<T> {
     this.#work.catch(() => {});
   }
 
-  /** True once it was called off; whoever comes now begins anew. */
+  /** True once it was aborted; who needs the work now must start it again. */
   get isOff(): boolean {
     return this.#stop.signal.aborted;
   }
@@ -371,15 +394,15 @@ export class Joint<T> {
 
 const HEALTH = {};
 
-/** Why the service could not be used last, until it could be again. */
+/** Why the service could not be used; empty again once it can be. */
 export function healthOf(t: Transport): { failure?: TechnocoreError | undefined } {
   return sharedOf(t, HEALTH, () => ({}));
 }
 
-/** Odd answers in a row that a poll which once worked waits out: some minutes. */
+/** How many odd answers in a row a poll that once worked waits out: some minutes' worth. */
 const MAX_ODD = 30;
 
-/** A refusal that is not in the service's own words, which begin with the status: something on the way spoke. */
+/** True for a refusal that does not begin with the status, as the service's own do: a proxy or the like wrote it. */
 function isOdd(cause: unknown): boolean {
   return TechnocoreError.is(cause) && 'body' in cause && !/^\d{3} /.test(String(cause.body));
 }
@@ -390,32 +413,32 @@ function noteFailure(t: Transport, cause: unknown): void {
 
 // --- retry and long poll ----------------------------------------------------------------------------------------
 
-/** Whether trying again later can help, without any doubt about what the failed attempt did to a read. */
+/** Whether a failure may pass, so that a read can be tried again. */
 export function isTransient(e: unknown): boolean {
   return (
     TechnocoreError.is(e) && (e.code === 'unavailable' || e.code === 'rate_limited' || (e as HttpError).status === 408)
   );
 }
 
-/** What a connection says that was never made: nothing can have been executed. */
+/** Error codes of a connection that was never made: nothing can have been executed. */
 const NEVER_MADE =
   /^(ECONNREFUSED|ConnectionRefused|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|UND_ERR_CONNECT_TIMEOUT)$/;
-/** The same where no code says it: Deno's words, behind the address, and those of a port that no fetch may use. */
+/** The same for errors without a code: Deno's message, after the address, and the messages about ports that fetch blocks. */
 const NEVER_MADE_WORDS = /^bad port$|^[^()]*\(\S*\): client error \(Connect\): |: Requests to port \d+ are blocked$/;
 
-/** What the most usual of these codes mean. */
+/** Plain words for the most common of these codes. */
 const MEANINGS: { readonly [code: string]: string } = {
   ECONNREFUSED: 'connection refused',
   ConnectionRefused: 'connection refused',
   ENOTFOUND: 'no such host',
 };
 
-/** An error and what caused it, as far as it says. */
+/** An error, its cause, the cause of that and so on, up to five. */
 function* causesOf(e: unknown): Generator<Record<string, unknown>> {
   for (let cause = e, depth = 0; isObject(cause) && depth < 5; cause = cause['cause'], depth++) yield cause;
 }
 
-/** Whether a request that failed surely never left. Where the platform does not say, it may have. */
+/** Whether a failed request was certainly never sent. False where the platform does not say. */
 export function neverSent(e: unknown): boolean {
   for (const { code, message } of causesOf(e)) {
     if (NEVER_MADE.test(String(code)) || NEVER_MADE_WORDS.test(String(message))) return true;
@@ -423,7 +446,7 @@ export function neverSent(e: unknown): boolean {
   return false;
 }
 
-/** Why a connection failed, to be put behind what failed: the platform's code alone, since its words may quote the address. */
+/** Why a connection failed, for the end of a message: the platform's code alone, since its words may quote the address. */
 function reasonOf(e: unknown): string {
   for (const { code } of causesOf(e)) {
     if (typeof code === 'string' && /^\w{3,40}$/.test(code)) {
@@ -433,7 +456,10 @@ function reasonOf(e: unknown): string {
   return '';
 }
 
-/** Delay before attempt `failures + 1`, ms: what the service asked for, else doubling from 100 ms to 10 s, jittered. */
+/**
+ * The delay before the next attempt after `failures` + 1 failed ones, ms: a step that doubles from 100 ms to 10 s, of which
+ * a random half to whole counts, on top of what the service asked for.
+ */
 export function backoffMs(failures: number, cause: unknown, random: (bytes: number) => Uint8Array): number {
   const asked = TechnocoreError.is(cause) ? ((cause as RateLimited | Unavailable).retryAfterMs ?? 0) : 0;
   const step = Math.min(100 * 2 ** failures, 10_000);
@@ -442,7 +468,7 @@ export function backoffMs(failures: number, cause: unknown, random: (bytes: numb
 
 const kindOf = (cause: unknown): string => (cause instanceof RateLimited ? 'throttled' : 'retry');
 
-/** The pauses between attempts at one thing, until a deadline that holds although the clock be set back. */
+/** The pauses between attempts at one operation, up to a deadline that holds even if the clock is set back. */
 export class Attempts {
   readonly #t: Transport;
   readonly #deadline: number;
@@ -459,9 +485,10 @@ export class Attempts {
   }
 
   /**
-   * Waits before the next attempt, and tells of it.
+   * Emits an event and waits before the next attempt.
    *
-   * @returns false, at once, when there is no time for one
+   * @param cause why the last attempt failed
+   * @returns true when the next attempt may start; false, at once, if there is no time left for one
    * @throws the signal's reason when it aborts
    */
   async again(cause: unknown, event: Omit<Event, 'kind'> = {}): Promise<boolean> {
@@ -477,7 +504,7 @@ export class Attempts {
 }
 
 /**
- * Runs a read until it succeeds, fails for good, or `deadline` would pass.
+ * Repeats a read until it succeeds, fails for good, or has no time left.
  *
  * @param deadline clock time, ms, after which no new attempt starts
  * @throws what the last attempt threw
@@ -498,32 +525,33 @@ export async function retrying<T>(
   }
 }
 
-/** One answer to a long poll. */
+/** The outcome of one request of a long poll. */
 export interface Polled<T> {
-  /** What came; undefined when nothing did. */
+  /** What arrived; undefined if nothing did. */
   value?: T;
-  /** False when the server says that it did not hold the request. */
+  /** False if the server says that it did not hold the request. */
   held?: boolean;
 }
 
-/** How {@link poll} paces itself. */
+/** Options of {@link poll}. */
 export interface PollOptions {
   /** How long the server is asked to hold a request, ms; default 10,000. */
   waitMs?: number;
   signal?: AbortSignal | undefined;
 }
 
-/** Longest time without a poll, ms. */
+/** The longest pause after a failure, ms. */
 const MAX_PAUSE_MS = 60_000;
-/** Shortest time between two polls that came back empty before their time, ms: first, and at most. */
+/** The pause after an empty answer that came early, ms: the first one, and the longest to which it grows. */
 const FLOOR_MS = [250, 2000] as const;
 
 /**
- * The long-poll loop: asks again and again, for ever. Transient failures are waited out; an empty answer that came
- * before its time (a server that does not hold, a fifth waiter) never becomes a busy loop.
+ * The long-poll loop: repeats a request without end and yields what it brings. Transient failures are waited out. An empty
+ * answer that comes early (the server does not hold requests, or holds too many for this address already) is followed by a
+ * pause, so that the loop is never busy.
  *
- * @param step one request that the server may hold for `waitMs`
- * @throws what `step` throws, unless it is transient; the signal's reason
+ * @param step one request, which the server may hold for `waitMs`
+ * @throws what `step` throws, unless it is transient; the signal's reason when it aborts
  */
 export async function* poll<T>(
   t: Transport,
@@ -543,7 +571,7 @@ export async function* poll<T>(
       worked = true;
     } catch (cause) {
       if (!isTransient(cause) && !(worked && failures < MAX_ODD && isOdd(cause))) throw cause;
-      // One wrong word about when to come back must not make a reader deaf for a day.
+      // One wrong `Retry-After` must not make a reader deaf for a day.
       const afterMs = Math.min(backoffMs(failures++, cause, t.random), MAX_PAUSE_MS);
       noteFailure(t, cause);
       t.onEvent({ kind: kindOf(cause), cause, afterMs });
@@ -556,7 +584,7 @@ export async function* poll<T>(
       continue;
     }
     const took = t.clock.now() - start;
-    // A clock that was set back makes `took` useless; the floor then holds.
+    // If the clock was set back, `took` is too small, and the pause is made: that is harmless.
     if (polled.held !== false && took >= Math.min(waitMs, 1000) * 0.9) {
       floor = FLOOR_MS[0];
       continue;
