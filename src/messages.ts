@@ -1,5 +1,6 @@
 /**
- * Messages of a room as the service shows them, and what their signatures prove. Rules: wire sections 4 and 8.
+ * Messages of a room as the service returns them, and what their signatures prove. Rules: technocore.chat (shapes of
+ * answers; identity and signatures).
  *
  * @module
  */
@@ -9,55 +10,60 @@ import { Unavailable } from './errors.ts';
 import { isObject, parseExact, sweep } from './frames.ts';
 import { isNonce, publicKeyFromDid, verify } from './names.ts';
 
-/** One message of a room. All of it is strangers' text. */
+/** One message of a room. Everything in it is a stranger's; {@link verifyMessage} tells whether `from` signed it. */
 export interface Message {
-  /** Position in the room, from 1 on. */
+  /** Position in the room: 1 for the first message, then rising. */
   seq: number;
-  /** Server time, `YYYY-MM-DDTHH:MM:SS.ffffffZ`. */
+  /** When it was written, by the service's clock: `YYYY-MM-DDTHH:MM:SS.ffffffZ`. */
   ts: string;
-  /** A nick, or the did:key of a signed message. */
+  /** The writer: of a signed message its `did:key`, otherwise a nick, which proves nothing. */
   from: string;
+  /** The text, swept: see {@link sweep}. */
   text: string;
-  /** Exact digits; signed messages only. A double would round them. */
+  /** The nonce that was signed, as decimal digits, since a number would round it; signed messages only. */
   nonce?: string;
-  /** 86 characters of base64url; from service 0.11 on. */
+  /** The signature: 86 characters of base64url. Only services from 0.11 on keep it. */
   sig?: string;
 }
 
-/** What a read of a room shows, oldest first. */
+/** What {@link read} returns: some of a room's newest messages. */
 export interface RoomView {
+  /** The name of the room. */
   room: string;
-  /** Seq of the first message shown; null when none is. */
+  /** The `seq` of the first of `messages`; null if there are none. */
   firstSeq: number | null;
+  /** The `seq` of the room's newest message, as the service reports it; 0 for a room to which nobody wrote. */
   lastSeq: number;
-  /** Counts recreations of the room; from service 0.11 on. */
+  /** A count that goes up when the room is deleted and created again; only services from 0.11 on have it. */
   generation?: number;
+  /** The messages, oldest first. */
   messages: Message[];
 }
 
-/** @internal A view with what only loops need. */
+/** @internal A view with what only read loops need. */
 export interface PolledView extends RoomView {
+  /** Whether the service held the request, if it says so. */
   waitHeld?: boolean;
-  /** The `since` it was read with. */
+  /** The `since` that it was read with. */
   since?: number;
-  /** Seq of the write this view answers. */
+  /** In the answer to a write: the `seq` of the message written. */
   posted?: number;
 }
 
 const isSeq = (value: unknown): value is number => Number.isSafeInteger(value) && (value as number) >= 0;
 
-/** True for a record whose nonce a double may not hold. Most are the time in ms, which it does. */
+/** True for a record whose nonce may be too large for a double. Most are a time in ms, which is not. */
 const isRounded = (record: unknown): boolean =>
   isObject(record) && typeof record['nonce'] === 'number' && !Number.isSafeInteger(record['nonce']);
 
-/** The JSON of the service, the nonces of its records exact. */
+/** Parses JSON of the service with the exact nonces of its records. */
 function parsed(text: string, recordsOf: (value: unknown) => unknown): unknown {
   const value: unknown = JSON.parse(text);
   const records = recordsOf(value);
   return Array.isArray(records) && records.some(isRounded) ? parseExact(text, 'nonce') : value;
 }
 
-/** One stored record, or undefined where it has not the shape of one. */
+/** The message in a stored record; undefined if it does not have the shape of one. */
 function messageOf(record: unknown): Message | undefined {
   if (!isObject(record)) return undefined;
   const { seq, ts, from, text, nonce, sig } = record;
@@ -68,7 +74,7 @@ function messageOf(record: unknown): Message | undefined {
   return message;
 }
 
-/** The records that have the shape of a message, as long as their seqs rise: a reader's cursor relies on it. */
+/** The messages among records. Those whose `seq` does not rise are left out, since a reader's cursor relies on it. */
 function messagesOf(records: unknown[]): Message[] {
   const messages: Message[] = [];
   for (const record of records) {
@@ -79,10 +85,10 @@ function messagesOf(records: unknown[]): Message[] {
 }
 
 /**
- * The JSON view of a room. Records without the shape of a message are left out.
+ * Parses the JSON view of a room. Records that do not have the shape of a message are left out.
  *
  * @internal
- * @throws Unavailable not such a view: a proxy's page, a cut body
+ * @throws {@link Unavailable} if it is something else, such as a proxy's page or a body that was cut short
  */
 export function viewOf(room: string, text: string): PolledView {
   let view: unknown;
@@ -107,7 +113,7 @@ export function viewOf(room: string, text: string): PolledView {
   };
 }
 
-/** The records of an export, one JSON line each; lines without the shape of a message are left out. */
+/** Parses an export, one JSON record a line. Lines that do not have the shape of a message are left out. */
 export function exportOf(text: string): Message[] {
   const records = text.split('\n').map((line): unknown => {
     try {
@@ -119,17 +125,20 @@ export function exportOf(text: string): Message[] {
   return messagesOf(records);
 }
 
-/** When a message was written, by the clock of the service, ms; undefined where it does not say so. @internal */
+/** When a message was written, by the service's clock, in ms since the epoch; undefined if `ts` is not a time. @internal */
 export function writtenAt({ ts }: Message): number | undefined {
   const at = Date.parse(ts);
   return Number.isFinite(at) ? at : undefined;
 }
 
 /**
- * Whether a message was signed by the key it names, checked here and not taken from the service.
+ * Verifies that a message was signed by the key it names. The signature is checked here; the service is not trusted.
+ * Never throws.
  *
- * @returns `unverifiable` when it carries no signature: an unsigned message, or a service before 0.11. That is not
- * `invalid`, which means a signature that does not fit.
+ * @param room the room in which the message was read, which the signature covers
+ * @param m the message as {@link read} or {@link follow} returns it
+ * @returns `valid`; `invalid` if it carries a signature that does not fit; `unverifiable` if it carries none, because it is
+ * unsigned or comes from a service before 0.11
  */
 export function verifyMessage(room: string, m: Message): 'valid' | 'invalid' | 'unverifiable' {
   if (!isObject(m)) return 'invalid';
@@ -140,10 +149,12 @@ export function verifyMessage(room: string, m: Message): 'valid' | 'invalid' | '
 }
 
 /**
- * Why the signature of a message does not verify, as far as can be told from the message alone, by at most sixteen
- * verifications.
+ * Explains why the signature of a message does not verify, as far as the message alone can tell. It tries the usual mistakes
+ * (text not swept, zeros lost from the nonce, Unicode normalized, signed for another room), with at most 16 verifications.
+ * Never throws.
  *
- * @returns undefined when it verifies; otherwise the most specific reason that was found
+ * @param room the room in which the message was read
+ * @returns the most specific reason found; undefined if the signature verifies
  */
 export function explain(room: string, m: Message): string | undefined {
   if (!isObject(m)) return 'not a message';
@@ -165,7 +176,7 @@ export function explain(room: string, m: Message): string | undefined {
     verify(from, tail, `${room}|${nonce}|${text}`);
   if (fits(room, nonce, text)) return undefined;
 
-  // The last character holds two spare bits: four spellings, one of them canonical.
+  // The last character has four spare bits, of which the canonical spelling sets none.
   const last = BASE64URL.indexOf(sig[85]!);
   if ((last & 15) !== 0) {
     const canonical = sig.slice(0, 85) + BASE64URL[last & 48];
@@ -180,7 +191,7 @@ export function explain(room: string, m: Message): string | undefined {
     return 'nothing is left of the text after the sweep';
   }
   if (swept !== text && fits(room, nonce, swept)) return 'the text is not swept; the signature is over the swept text';
-  // Without native code a signature takes a millisecond: the lengths that somebody may have chosen, not all of them.
+  // Without native code a verification takes a millisecond: only lengths to which somebody may have padded are tried.
   for (const digits of new Set([1, 2, 3].map((zeros) => nonce.length + zeros).concat(10, 13, 16, 19))) {
     const padded = nonce.padStart(digits, '0');
     if (digits > nonce.length && digits <= 19 && fits(room, padded, text))

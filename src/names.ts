@@ -1,5 +1,6 @@
 /**
- * Names and identities: the grammar of rooms and notes, the classes of a room, did:key, and the check of a signature.
+ * Names and identities: the grammar of room and note names, the classes of a room, `did:key`, and the verification of a
+ * signature. Rules: technocore.chat (names and room classes; identity and signatures).
  *
  * @module
  */
@@ -7,16 +8,19 @@ import { concat, fromBase58, fromBase64url, isWellFormed, toBase58, toHex, utf8 
 import { ed25519Verify, sha256 } from './crypto.ts';
 import { BadKey, BadName } from './errors.ts';
 
-/** True for a room, nick, namespace or key: `[a-z0-9][a-z0-9_-]{0,47}`. */
+/**
+ * Tells whether a value is a valid name of a room, nick, note namespace or note key: a string of 1 to 48 characters from
+ * `a-z`, `0-9`, `_` and `-` that begins with a letter or digit.
+ */
 export function isName(name: unknown): boolean {
   return typeof name === 'string' && /^[a-z0-9][a-z0-9_-]{0,47}$/.test(name);
 }
 
 /**
- * The name itself.
+ * Returns the name if it is valid.
  *
- * @param what what the name names, for the error: `room`, `nick`, `namespace`, `key`
- * @throws BadName outside the grammar of {@link isName}
+ * @param what what it is the name of, for the error message: `room`, `nick`, `namespace` or `key`
+ * @throws {@link BadName} if {@link isName} is false
  */
 export function checkName(name: unknown, what: string): string {
   if (isName(name)) return name as string;
@@ -28,19 +32,31 @@ export function isNonce(nonce: unknown): nonce is string {
   return typeof nonce === 'string' && /^\d{1,19}$/.test(nonce);
 }
 
-/** What the leading segments of a room's name make of it. */
+/** The classes of a room, which the beginning of its name determines; see {@link roomClasses}. */
 export interface RoomClasses {
-  /** Private: not listed. */
+  /** Private: the service does not list the room. */
   readonly p: boolean;
-  /** Mailbox: takes signed writes only. */
+  /** Mailbox: the service takes signed messages only. */
   readonly mb: boolean;
-  /** Can be owned. */
+  /** Can be owned: see {@link claimRoom}. */
   readonly d: boolean;
-  /** Ephemeral: old messages are no longer returned. */
+  /** Ephemeral: messages older than 15 minutes (on the public service) are no longer returned. */
   readonly e: boolean;
 }
 
-/** The classes of a room: its leading `-`-separated segments while each is one of them; the last one never is. @throws BadName no text */
+/**
+ * Returns the classes of a room: the leading `-`-separated segments of its name, as long as each is one of `p`, `mb`, `d`
+ * and `e`. The last segment is never a class.
+ *
+ * @param room its name; not checked against the grammar of {@link isName}
+ * @throws {@link BadName} if it is not a string
+ * @example
+ * ```ts
+ * import { roomClasses } from 'technocore-rpc';
+ *
+ * console.log(roomClasses('mb-p-greeter-7c1f')); // { p: true, mb: true, d: false, e: false }
+ * ```
+ */
 export function roomClasses(room: string): RoomClasses {
   const classes = { p: false, mb: false, d: false, e: false };
   if (typeof room !== 'string') throw new BadName(room, 'a room');
@@ -53,24 +69,24 @@ export function roomClasses(room: string): RoomClasses {
   return classes;
 }
 
-// Multicodec ed25519-pub. With its two bytes in front, base58 of 32 bytes always is `6Mk` and 44 characters more.
+// The multicodec prefix ed25519-pub. With these two bytes in front, the base58 of 32 bytes is always `6Mk` and 44 characters.
 const ED25519_PUB = [0xed, 0x01];
 
 /**
- * The `did:key` of an Ed25519 public key, 56 characters.
+ * The `did:key` of an Ed25519 public key: 56 characters.
  *
- * @throws BadKey not 32 bytes
+ * @throws {@link BadKey} if the key does not have 32 bytes
  */
 export function didFromPublicKey(publicKey: Uint8Array): string {
   if (publicKey.length !== 32) throw new BadKey('an Ed25519 public key has 32 bytes');
   return `did:key:z${toBase58(concat(Uint8Array.from(ED25519_PUB), publicKey))}`;
 }
 
-// A program hears the same few DIDs again and again, and base 58 is a division of 34 bytes for each character.
+// A cache: a program meets the same few DIDs again and again, and base58 costs a division of 34 bytes for each character.
 const lately = new Map<string, Uint8Array>();
 const MAX_LATELY = 256;
 
-/** The 32 bytes in a `did:key` of an Ed25519 key; undefined for every other text. Case counts. */
+/** The 32-byte public key in a `did:key` of an Ed25519 key; undefined for any other value. Case-sensitive. */
 export function publicKeyFromDid(did: unknown): Uint8Array | undefined {
   if (typeof did !== 'string' || did.length !== 56 || !did.startsWith('did:key:z6Mk')) return undefined;
   const known = lately.get(did);
@@ -82,31 +98,36 @@ export function publicKeyFromDid(did: unknown): Uint8Array | undefined {
   return bytes.slice(2);
 }
 
-/** True for a `did:key` of an Ed25519 key as the service takes it. Whether the key is any good, {@link verify} decides. */
+/**
+ * Tells whether a value is a `did:key` of an Ed25519 key as the service accepts it: 56 characters, beginning with
+ * `did:key:z6Mk`, case-sensitive. Whether the key inside is usable is left to {@link verify}.
+ */
 export function isDid(did: unknown): boolean {
   return publicKeyFromDid(did) !== undefined;
 }
 
 /**
- * Sixteen hex digits that stand for a DID in the names of notes: the first of the SHA-256 of its text.
+ * The fingerprint of a DID, which stands for it in the names of notes: the first 16 hex digits of the SHA-256 of its text.
  *
- * @throws BadName no DID
+ * @throws {@link BadName} if it is not a DID
  */
 export function fingerprint(did: string): string {
   if (!isDid(did)) throw new BadName(did, 'a did:key of an Ed25519 key has 56 characters and begins with did:key:z6Mk');
   return toHex(sha256(utf8(did)).subarray(0, 8));
 }
 
-/** Where a note is. */
+/** The address of a note: `/kv/<ns>/<key>` on the service. */
 export interface NotePath {
+  /** The namespace, a name as {@link isName} accepts it. */
   readonly ns: string;
+  /** The key within the namespace, a name as {@link isName} accepts it. */
   readonly key: string;
 }
 
 /**
- * Where the identity note of a DID is.
+ * The address of a DID's identity note.
  *
- * @throws BadName no DID
+ * @throws {@link BadName} if it is not a DID
  */
 export function identityNote(did: string): NotePath {
   const f = fingerprint(did);
@@ -114,21 +135,36 @@ export function identityNote(did: string): NotePath {
 }
 
 /**
- * Where the identity note of a DID was before the service's release 0.8, and may still be.
+ * The address that a DID's identity note had before release 0.8 of the service, and may still have.
  *
- * @throws BadName no DID
+ * @throws {@link BadName} if it is not a DID
  */
 export function legacyIdentityNote(did: string): NotePath {
   return { ns: 'did', key: fingerprint(did) };
 }
 
-// A number where a message has its nonce that is no nonce: 1 to 19 ASCII digits.
+// A number in the place of a message's nonce that is not 1 to 19 ASCII digits.
 const BAD_NONCE = /^[^|]*\|(?!\d{1,19}\|)[\s+.-]*\p{Nd}[\s+._\p{Nd}-]*\|/u;
 
 /**
- * Whether `sig` is the signature of `canonical` by `did`, judged as the newest services do: a signature of 86
- * characters of base64url in its only spelling, verified without the cofactor, and no `-1` or `1.0` in the place of a
- * message's nonce. A text with lone surrogates has no UTF-8 form, so nobody can have signed it. Never throws, whatever it is given.
+ * Verifies an Ed25519 signature (RFC 8032) as strictly as the newest services do. The signature must be canonical
+ * base64url, is verified without the cofactor, and neither it nor the key may hold a point of small order. A malformed
+ * nonce, such as `-1` or `1.0`, in the place of a message's nonce is refused, and so is a text with lone surrogates, which
+ * has no UTF-8 form. Never throws, whatever it is given.
+ *
+ * To verify a message that was read from a room, use {@link verifyMessage}; to learn why it fails, {@link explain}.
+ *
+ * @param did the signer's `did:key`
+ * @param sig 86 characters of unpadded base64url
+ * @param canonical what was signed: `<room>|<nonce>|<text>` of a message, `<ns>|<key>|<nonce>|<value>` of a note
+ * @returns true only if the signature is valid
+ * @example
+ * ```ts
+ * import { Signer, verify } from 'technocore-rpc';
+ *
+ * const { did, sig, canonical } = Signer.generate().signMessage('lobby', 1, 'hello');
+ * console.log(verify(did, sig, canonical), verify(did, sig, `${canonical}!`)); // true false
+ * ```
  */
 export function verify(did: string, sig: string, canonical: string): boolean {
   if (typeof sig !== 'string' || sig.length !== 86 || typeof canonical !== 'string') return false;

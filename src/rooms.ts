@@ -1,6 +1,6 @@
 /**
- * Rooms: reading with a cursor that survives gaps and recreations, and writing so that nothing is posted twice. Rules:
- * wire sections 4, 5, 7 and 13 of the service.
+ * Rooms: reading with a cursor that survives lost messages and recreated rooms, and writing so that nothing is posted twice.
+ * Rules: technocore.chat (shapes of answers, errors, polling, traps).
  *
  * @module
  */
@@ -32,24 +32,27 @@ import { exportOf, type Message, type PolledView, type RoomView, viewOf } from '
 import { checkName, roomClasses } from './names.ts';
 import { ask, learnLimits, uncached, type Write, writeRequest } from './service.ts';
 
-/** Most messages that one read returns. */
+/** The most messages that one read returns. */
 const MAX_LIMIT = 200;
-/** How long a write or a read keeps trying, ms, where the caller set no bound. */
+/** How long a read or write keeps trying, ms, if the caller sets no bound. */
 export const PATIENCE_MS = 30_000;
 
 // --- reading ----------------------------------------------------------------------------------------------------
 
-/** What to read. */
+/** Options of {@link read}. */
 export interface ReadOptions {
-  /** Only messages after this seq. */
+  /** Return only messages with a higher `seq` than this. */
   since?: number;
-  /** 1 to 200, default 50: the newest that match. */
+  /** The most messages to return, 1 to 200; default 50. If more match, the newest are returned. */
   limit?: number;
-  /** Hold the request until something newer than `since` comes, ms, at most 10,000. Needs `since`. */
+  /**
+   * How long the service may hold the request until there is a message after `since`, in milliseconds; default 0. The
+   * service cuts it to its own maximum, usually 10,000. Has no effect without `since`.
+   */
   waitMs?: number;
 }
 
-/** @internal One read, one request. */
+/** @internal Reads a room with one request. */
 export async function readView(t: Transport, room: string, o: ReadOptions, signal?: AbortSignal): Promise<PolledView> {
   const query = ['format=json', `limit=${o.limit ?? 50}`];
   if (o.since !== undefined) query.push(`since=${o.since}`);
@@ -61,9 +64,22 @@ export async function readView(t: Transport, room: string, o: ReadOptions, signa
 }
 
 /**
- * The newest messages of a room, oldest first. A room nobody wrote to reads as empty.
+ * Reads the newest messages of a room. A room to which nobody has written is empty, not an error. Transient failures are
+ * retried for up to 30 seconds, beyond `waitMs`.
  *
- * @throws BadName not a room name
+ * @param room the name of the room
+ * @returns the messages, oldest first; everything in them is a stranger's
+ * @throws {@link BadName} if it is not the name of a room
+ * @throws {@link RateLimited} or {@link Unavailable} if the service could not be read within that time
+ * @throws {@link HttpError} if the service refuses
+ * @throws the signal's reason when it aborts
+ * @example
+ * ```ts
+ * import { read, verifyMessage } from 'technocore-rpc';
+ *
+ * const { messages } = await read('p-workshop-41c7', { limit: 10 });
+ * for (const m of messages) console.log(m.seq, m.from, m.text, verifyMessage('p-workshop-41c7', m));
+ * ```
  */
 export async function read(room: string, o: Options & ReadOptions = {}): Promise<RoomView> {
   checkName(room, 'room');
@@ -74,66 +90,75 @@ export async function read(room: string, o: Options & ReadOptions = {}): Promise
   return shown;
 }
 
-/** Where a reader of a room stands. */
+/** How far a reader has read a room: what a {@link CursorStore} keeps. JSON can hold it. */
 export interface Place {
-  /** The last seq read. */
+  /** The `seq` of the last message read. */
   since: number;
+  /** The room's generation at that time; absent for services before 0.11. */
   generation?: number;
-  /** Time of the message at `since`. */
+  /** The time (`ts`) of the message at `since`, which tells the room from another of the same name. */
   mark?: string;
-  /** When a server that keeps this place last said in the mailbox's presence note that it is there, by its own clock, ms. */
+  /**
+   * Of a server: when it last renewed the mailbox's presence note, in milliseconds since the epoch by its own clock. By
+   * that it recognizes the note as its own after a restart.
+   */
   said?: number;
 }
 
-/** The place behind one of the messages of a view, the last one by default. */
+/** The place behind the message with this `seq` in a view; by default, behind the newest. */
 export function placeOf({ lastSeq, generation, messages }: RoomView, since: number = lastSeq): Place {
   const mark = messages.find(({ seq }) => seq === since)?.ts;
   return compact({ since, generation, mark });
 }
 
-/** Keeps the place of a reader over restarts. */
+/** Keeps how far a server has read its mailbox, across restarts. {@link fileCursor} makes one that writes a file. */
 export interface CursorStore {
+  /** Returns what was saved last for a room; undefined if nothing was. */
   load(room: string): Place | undefined | Promise<Place | undefined>;
+  /** Saves the place in a room; called again and again while a server runs. */
   save(room: string, place: Place): void | Promise<void>;
 }
 
-/** What a step of a cursor brought. */
+/** What one step of a cursor returns. */
 export interface Batch {
-  /** What was lost before `messages`, if anything. */
+  /** What was lost before `messages`; absent if nothing was. */
   gap?: RingGap;
   messages: Message[];
 }
 
-/** Empty reads between two cursor-free probes of a service that has no generations: about a minute. */
+/** After how many empty reads a service without generations is read once without a cursor: about once a minute. */
 const PROBE_EVERY = 6;
-/** How often in a row the export may fail before what it would have shown counts as lost. */
+/** How often in a row the export may fail before the messages it would have shown count as lost. */
 const EXPORT_TRIES = 4;
 const EXPORTS = {};
-/** Messages that the answer to a write shows. */
+/** How many messages the answer to a write shows. */
 const SHOWN = 20;
-/** @internal What the line says by which a mailbox is opened: by whoever reads there, and by nobody who only calls. */
+/** @internal The text of the line that opens a mailbox. Its reader writes it; who only calls never does. */
 export const OPENING = 'mailbox opened';
 
 /**
- * A place in a room, and the rules by which it moves. It never advances from an empty answer; it tells a room that
- * overflowed from one that was recreated, and that from an `e-` room whose messages expired.
+ * A position in a room and the rules by which it moves. It never advances because of an empty answer. It distinguishes a
+ * room that overflowed, a room that was recreated, and an `e-` room whose messages expired.
  *
  * @internal
  */
 export class RoomCursor {
   readonly room: string;
   readonly #t: Transport;
-  /** The last seq seen; undefined until the first read has found the tail. */
+  /** The last `seq` seen; undefined until the first read. */
   since: number | undefined;
   generation: number | undefined;
-  /** Time of the message at `since`: another time there means another room (services without generations). */
+  /** The time of the message at `since`. Where a service has no generations, another time there means another room. */
   #mark: string | undefined;
+  /** Empty reads in a row. */
   #empties = 0;
-  /** Where the cursor stood in a long silence: what came then may have followed upon another message, in another room. */
+  /** The place before a long silence. What came after it may belong to a recreated room, which the next empty read checks. */
   #doubted: Place | undefined;
+  /** The place was set from outside and has not been compared with the room yet. */
   #unchecked = false;
-  /** Set at 0 by a room that showed nothing, whose seq may go on all the same: the next message is then no gap. */
+  /** The cursor is at 0 because the room showed nothing. Its `seq` may go on all the same, so the next message is no gap. */
   #isBlank = false;
+  /** How often this cursor has seen the room recreated. */
   #lives = 0;
   #failures = 0;
 
@@ -141,13 +166,13 @@ export class RoomCursor {
     this.#t = t;
     this.room = checkName(room, 'room');
     this.since = since;
-    // Where somebody else read up to may be in a room that is gone: the first empty answer is looked into.
+    // A cursor from elsewhere may belong to a room that is gone: the first empty read is followed by a probe.
     if (since) this.#empties = PROBE_EVERY - 1;
   }
 
-  /** Puts the cursor behind the newest message, without reading any. */
+  /** Moves the cursor behind the newest message, skipping all before it. */
   async toTail(signal?: AbortSignal): Promise<void> {
-    // Without generations only what stood where the cursor was shows whether it still is the same room.
+    // Without generations, only the message at the cursor shows whether this is still the same room.
     const looks = this.#mark !== undefined && this.generation === undefined;
     const view = await readView(this.#t, this.room, { limit: looks ? MAX_LIMIT : 1 }, signal);
     if (looks && !this.#isSame(view)) this.#lives++;
@@ -157,12 +182,12 @@ export class RoomCursor {
     this.#mark = view.messages.at(-1)?.ts;
   }
 
-  /** Which life of the room this is: the service's count, or ours of those that this cursor saw. */
+  /** Changes whenever the room is recreated: the service's generation, else this cursor's own count. */
   get epoch(): number {
     return this.generation ?? this.#lives;
   }
 
-  /** Where the cursor stands, to be kept and set again. */
+  /** Where the cursor stands. It can be saved and set again. */
   get place(): Place | undefined {
     const { since, generation } = this;
     return since === undefined ? undefined : compact({ since, generation, mark: this.#mark });
@@ -172,26 +197,26 @@ export class RoomCursor {
     this.since = place.since;
     this.generation = place.generation;
     this.#mark = place.mark;
-    // The room may have been recreated while nobody looked; a generation tells by itself.
+    // The room may have been recreated meanwhile. A generation shows that by itself.
     this.#unchecked = place.generation === undefined;
   }
 
-  /** One read behind the cursor, held up to `waitMs` when nothing is there; {@link take} moves the cursor. */
+  /** Reads behind the cursor, held for up to `waitMs` if nothing is there. Does not move the cursor: {@link take} does. */
   async look(waitMs: number, signal?: AbortSignal): Promise<PolledView> {
     if (this.since === undefined) await this.toTail(signal);
-    // A cursor that was kept elsewhere is compared with the room before it waits there.
+    // A place that was set is compared with the room before the cursor waits there.
     const o = this.#unchecked ? { limit: MAX_LIMIT } : { since: this.since!, limit: MAX_LIMIT, waitMs };
     return readView(this.#t, this.room, o, signal);
   }
 
-  /** One read and what is new in it. Messages that were returned are never returned again. */
+  /** Reads once and returns what is new. No message is returned twice. */
   async next(waitMs: number, signal?: AbortSignal): Promise<Polled<Batch>> {
     const view = await this.look(waitMs, signal);
     const value = await this.take(view, signal);
     return value ? { value } : view.waitHeld === undefined ? {} : { held: view.waitHeld };
   }
 
-  /** What is new in a view that was read with `since`; undefined when nothing is. */
+  /** Moves the cursor over a view and returns what is new in it; undefined if nothing is. */
   async take(view: PolledView, signal?: AbortSignal): Promise<Batch | undefined> {
     if (this.#unchecked) {
       this.#unchecked = false;
@@ -200,14 +225,14 @@ export class RoomCursor {
     }
     const since = this.since!;
     const fresh = view.messages.filter((m) => m.seq > since);
-    // Asked for before the cursor came here: that it shows nothing newer says nothing.
+    // The view was requested before the cursor moved here: that it shows nothing new means nothing.
     if (fresh.length === 0 && view.since !== undefined && view.since < since) return undefined;
     let isNext = fresh[0]?.seq === since + 1 || (this.#isBlank && roomClasses(this.room).e);
     if (view.generation !== undefined) {
       const known = this.generation;
       this.generation = view.generation;
       if (this.#isBlank && known !== view.generation) isNext = true;
-      // The seq goes on in the new room; a cursor at 0 has nothing of the old one.
+      // The `seq` goes on in the recreated room. A cursor at 0 has missed nothing of the old one.
       if (known !== undefined && known !== view.generation && since > 0) {
         return view.lastSeq < since ? this.#restart(signal) : this.#recreated(fresh, view);
       }
@@ -218,21 +243,21 @@ export class RoomCursor {
       return this.#advance(fresh, isNext ? undefined : await this.#recover(since, fresh, signal));
     }
     if (view.lastSeq < since) return this.#restart(signal);
-    // A service without generations echoes a cursor of a room that is gone; only a look without it shows the tail.
+    // Without generations, a service echoes even the cursor of a room that is gone; only a read without one shows the tail.
     if (this.generation !== undefined) return undefined;
     const doubted = this.#doubted;
     this.#doubted = undefined;
     return ++this.#empties % PROBE_EVERY === 0 || doubted ? this.#restart(signal, doubted) : undefined;
   }
 
-  /** Looks without a cursor whether the room was recreated, and if so begins with its first message. */
+  /** Checks by a read without a cursor whether the room was recreated; if so, goes on with the new room's first message. */
   async #restart(signal?: AbortSignal, place?: Place): Promise<Batch | undefined> {
     return this.#compare(await readView(this.#t, this.room, { limit: MAX_LIMIT }, signal), place);
   }
 
-  /** Whether a view that was read without a cursor is of the room that the cursor stands in, or stood in, as far as it shows. */
+  /** Whether a view read without a cursor is of the same room as a place, as far as it shows; default: the cursor's place. */
   #isSame(view: PolledView, { since, mark: known } = this.place!): boolean {
-    // An ephemeral room whose messages expired reads 0 while its seq goes on.
+    // An ephemeral room whose messages have expired reports 0, although its `seq` goes on.
     if (view.lastSeq === 0 && roomClasses(this.room).e) return true;
     const mark = view.messages.find((m) => m.seq === since);
     return view.lastSeq >= since && (mark === undefined || known === undefined || mark.ts === known);
@@ -265,13 +290,13 @@ export class RoomCursor {
     return batch;
   }
 
-  /** What a view that begins too late left out: from the export where the service has one, else it is a gap. */
+  /** Fetches the messages that are missing before `fresh` from the room's export; where that is impossible, they are a gap. */
   async #recover(since: number, fresh: Message[], signal?: AbortSignal): Promise<Batch> {
     let whole: Message[] | undefined;
     try {
       whole = await exported(this.#t, this.room, signal);
     } catch (cause) {
-      // The cursor has not moved: the next read comes here again, but not for ever.
+      // The cursor has not moved, so the next read gets here again; but not without end.
       if (!isTransient(cause) || this.#failures++ < EXPORT_TRIES) throw cause;
     }
     this.#failures = 0;
@@ -286,9 +311,9 @@ export class RoomCursor {
 }
 
 /**
- * The whole ring of a room, or undefined where the service has no export.
+ * All messages that a room still holds; undefined if the service has no export (before 0.11).
  *
- * @throws what is transient
+ * @throws transient failures only
  */
 async function exported(t: Transport, room: string, signal?: AbortSignal): Promise<Message[] | undefined> {
   const known = sharedOf(t, EXPORTS, () => ({ missing: false }));
@@ -303,11 +328,25 @@ async function exported(t: Transport, room: string, signal?: AbortSignal): Promi
 }
 
 /**
- * Every message of a room as it comes, without end. Network trouble is waited out.
+ * Yields every message of a room as it arrives, in order and each once. It never ends by itself: leave the loop with
+ * `break`, or abort the signal. Transient failures are waited out.
  *
- * @param o `since`: begin after that seq; default: only what comes from now on
- * @throws RingGap messages were lost; `oldest - 1` is the `since` to go on from
+ * @param room the name of the room
+ * @param o `since`: begin after the message with this `seq` (0: with the room's first message); default: only messages that
+ * come from now on
+ * @throws {@link BadName} if it is not the name of a room
+ * @throws {@link RingGap} if messages were lost; to go on after them, follow again with `since: e.oldest - 1`
+ * @throws {@link HttpError} if the service refuses
  * @throws the signal's reason when it aborts
+ * @example
+ * ```ts
+ * import { follow } from 'technocore-rpc';
+ *
+ * for await (const { seq, from, text } of follow('p-workshop-41c7', { since: 0 })) {
+ *   console.log(seq, from, text);
+ *   if (seq === 1) break;
+ * }
+ * ```
  */
 export async function* follow(room: string, o: Options & { since?: number } = {}): AsyncGenerator<Message> {
   const t = transportOf(o);
@@ -321,36 +360,48 @@ export async function* follow(room: string, o: Options & { since?: number } = {}
 
 // --- writing ----------------------------------------------------------------------------------------------------
 
-/** A signed message, ready to be sent. */
+/** A signed message that was not sent yet: what {@link Signer.signMessage} returns. */
 export interface SignedMessage {
+  /** The signer's `did:key`. */
   did: string;
+  /** The signature: 86 characters of base64url. */
   sig: string;
+  /** The nonce, as decimal digits. */
   nonce: string;
-  /** Swept. */
+  /** The text, swept. */
   text: string;
   /** What was signed: `<room>|<nonce>|<text>`. */
   canonical: string;
 }
 
-/** What writing needs of a Signer. */
+/** What writing needs of a {@link Signer}. */
 export interface SigningKey {
+  /** The `did:key` of the key. */
   readonly did: string;
+  /** Signs a message: see {@link Signer.signMessage}. */
   signMessage(room: string, nonce: string, text: string): SignedMessage;
+  /** Signs the value of a note: see {@link Signer.signNote}. */
   signNote(
     ns: string,
     key: string,
     nonce: string,
     value: string,
   ): { did: string; sig: string; nonce: string; value: string; canonical: string };
-  /** Runs `use` with a nonce above all before it in this scope; uses of one scope run one after the other. */
+  /**
+   * Runs `use` with a nonce higher than all before it in this scope. Uses of one scope run one after the other.
+   *
+   * @param scope a room, or `kv:<key>` for the notes of that key
+   */
   withNonce<T>(scope: string, clock: Clock, use: (nonce: string) => Promise<T>, signal?: AbortSignal): Promise<T>;
-  /** Makes later nonces of the scope rise above `last`. */
+  /** Makes all later nonces of a scope higher than `last`. */
   raiseNonce(scope: string, last: string, clock: Clock): void | Promise<void>;
 }
 
 /**
+ * Checks that a signer was given, and not the promise of one.
+ *
  * @internal
- * @throws BadKey no signer: forgotten, or not awaited
+ * @throws {@link BadKey} if not
  */
 export function checkSigner(signer: SigningKey): void {
   if (typeof signer?.signMessage === 'function') return;
@@ -358,11 +409,19 @@ export function checkSigner(signer: SigningKey): void {
 }
 
 /**
- * Appends an unsigned message.
+ * Appends an unsigned message to a room. Anybody may use any nick, so prefer {@link Signer.say}, which also writes exactly
+ * once. Failures after which nothing can have been written are retried for up to 30 seconds.
  *
- * @throws BadName, EmptyText, FrameTooLong before anything is sent
- * @throws Forbidden a mailbox, an owned room, or `events`
- * @throws MayHaveLanded the answer was lost; nothing in an unsigned message lets us recognise our own
+ * @param room the name of the room
+ * @param nick who writes, a name as {@link isName} accepts it
+ * @param text at most 4,096 code points after the {@link sweep}
+ * @returns the `seq` of the message
+ * @throws {@link BadName}, {@link EmptyText} or {@link FrameTooLong} before anything is sent
+ * @throws {@link Forbidden} if the room is a mailbox, owned by others, or `events`
+ * @throws {@link DuplicateText}, {@link RateLimited}, {@link RoomBudget} or {@link CapacityReached} if the service refuses
+ * @throws {@link MayHaveLanded} if the response was lost: one's own unsigned message cannot be recognized in the room
+ * @throws {@link Unavailable} if the service could not be reached
+ * @throws the signal's reason when it aborts
  */
 export async function say(room: string, nick: string, text: string, o: Options = {}): Promise<{ seq: number }> {
   checkName(room, 'room');
@@ -383,7 +442,7 @@ export async function say(room: string, nick: string, text: string, o: Options =
   }
 }
 
-/** Whether a write that failed transiently may have been executed: not after a 429 or 408, nor without a connection. */
+/** Whether a write that failed transiently may have been executed. After a 429, a 408 or without a connection it was not. */
 export function mayBeDone(cause: unknown): boolean {
   return (cause as TechnocoreError).code === 'unavailable' && !neverSent(cause);
 }
@@ -411,24 +470,24 @@ async function send(
   return view;
 }
 
-/** @internal Where a signed write stands. */
+/** @internal A signed message that was written. */
 export interface Landed {
-  /** 0: it landed, and so much came after it that it can no longer be read. */
+  /** 0 if it was written, and so much came after it that it can no longer be read. */
   seq: number;
   nonce: string;
-  /** True when nothing stands in the room but what we wrote, and nobody opened it, also no program with our key: it is new, or was never used. */
+  /** True if the room shows only messages of this key and no opening line: the mailbox is new, or nobody ever read there. */
   alone?: boolean;
-  /** The place behind the message, where the answer showed it. */
+  /** The place behind the message, if the response showed it. */
   place?: Place;
 }
 
 /**
- * Appends a signed message exactly once, whatever the network does, or says why that cannot be known.
+ * Appends a signed message exactly once, whatever the network does, or tells that this cannot be known.
  *
  * @internal
- * @param text also as a function of the nonce that the message will have
+ * @param text the text, or a function that makes it from the nonce that the message will have
  * @param deadline clock time, ms, after which nothing is tried any more
- * @throws as {@link say}; StaleNonce when the nonces of the key cannot be raised above the last one in time
+ * @throws as {@link say}; {@link StaleNonce} if the key's nonces could not be raised above the last one in time
  */
 export async function saySigned(
   t: Transport,
@@ -442,7 +501,7 @@ export async function saySigned(
   const swept = typeof text === 'function' ? undefined : sweep(text);
   checkSigner(key);
   const budget = budgetOf(t, 'write');
-  // Writes of one key to one room queue before they ask the budget for their turns: those in front count.
+  // Writes of one key to one room wait in a queue before they ask the budget for a turn, so those in front are counted.
   const queue = `${key.did} ${room}`;
   const late = budget.tooLate(budget.projectMs(queue), deadline);
   if (late) throw late;
@@ -463,7 +522,7 @@ export async function saySigned(
     } catch (cause) {
       if (!TechnocoreError.is(cause) || cause.code !== 'stale_nonce') throw cause;
       await key.raiseNonce(room, (cause as StaleNonce).last, t.clock);
-      // Another program with this key may be quicker once or twice; a service that takes no nonce at all must not be hammered.
+      // Another program with this key may be faster once or twice. But a service that accepts no nonce must not be flooded.
       if (stale > 1 && !(await attempts.again(cause, { room }))) throw cause;
     } finally {
       begin();
@@ -482,7 +541,7 @@ async function deliver(
   const write = roomWrite(room, `say-signed/${did}/${sig}/${nonce}`, text, { did, sig, nonce, text });
   const begun = t.clock.now();
   const attempts = new Attempts(t, deadline, signal);
-  // Set once an attempt was made of which nobody knows whether it was executed; then every step begins with a look.
+  // Set after an attempt that may have been executed. From then on, the room is looked at before each new attempt.
   let doubt: TechnocoreError | undefined;
   let refusal: TechnocoreError | undefined;
   for (;;) {
@@ -492,7 +551,7 @@ async function deliver(
       try {
         seq = await settle(t, room, m, begun, signal);
       } catch (e) {
-        // That we cannot look says nothing of the write; only time, and not for ever, can help.
+        // A failure to look says nothing about the write: look again, until the time is up.
         if (signal?.aborted || !TechnocoreError.is(e) || e.code === 'may_have_landed') throw e;
         if (!isTransient(e) || !(await attempts.again(e, { room }))) throw new MayHaveLanded(room, nonce, doubt);
         continue;
@@ -503,7 +562,7 @@ async function deliver(
     try {
       const view = await send(t, room, write, deadline, signal);
       const { messages, posted } = view;
-      // As many as the answer to a write shows may not be all.
+      // If the response shows as many messages as it can, there may be more.
       const alone = messages.length < SHOWN && messages.every(({ from, text }) => from === did && text !== OPENING);
       return { seq: posted!, nonce, alone, place: placeOf(view, posted!) };
     } catch (e) {
@@ -511,7 +570,7 @@ async function deliver(
     }
     if (signal?.aborted || !TechnocoreError.is(cause)) throw cause;
     if (!isTransient(cause)) {
-      // A refusal may be the echo of a success: after a doubtful attempt, and where something on the way sent it twice.
+      // A refusal of our own nonce may mean success: an earlier attempt landed, or a proxy sent this one twice.
       const echoed = cause.code === 'stale_nonce' && BigInt((cause as StaleNonce).last) === BigInt(nonce);
       if (!doubt && !echoed) throw cause;
       if (doubt && echoed) {
@@ -527,10 +586,11 @@ async function deliver(
 }
 
 /**
- * Looks for a message of ours whose answer was lost: its seq, or undefined when everything that came since it was first
- * sent can be seen and it is not there. Then the same bytes may be sent again: the service guards the nonce.
+ * Looks in the room for our message whose response was lost.
  *
- * @throws MayHaveLanded so much came since that it may have been there
+ * @returns its `seq`; undefined if everything written since it was first sent can be seen and it is not among it. Then the
+ * same bytes may be sent again: should both arrive, the service refuses the second for its nonce
+ * @throws {@link MayHaveLanded} if so much was written since that it may no longer be visible
  */
 async function settle(
   t: Transport,
@@ -549,18 +609,18 @@ async function settle(
   throw new MayHaveLanded(room, m.nonce);
 }
 
-/** Bytes that a read scans at most, less a margin. */
+/** How much of a room the service scans for a read, in bytes, less a margin. */
 const SCAN_BYTES = 900_000;
-/** How much longer than we think it may have been, ms: clocks get set while we wait. */
+/** A margin for clocks that are set while we wait, ms. */
 const DOUBT_MARGIN_MS = 60_000;
 
-/** Whether the newest messages of a room surely include all of the last `ms`. */
+/** Whether the newest messages of a room certainly include all of the last `ms`. */
 function reachesBack(room: string, messages: Message[], ms: number): boolean {
   const [first] = messages;
   if (!first || first.seq === 1) return true;
-  // An ephemeral room begins with any seq, and shows all of its last minutes.
+  // An ephemeral room may begin with any `seq`; it shows everything of its last minutes.
   const bytes = messages.reduce((sum, m) => sum + 4 * m.text.length + 256, 0);
   if (roomClasses(room).e && messages.length < MAX_LIMIT && bytes < SCAN_BYTES) return true;
-  // Both times are the server's, so its clock and ours need not agree; what is newest now is no younger than now.
+  // Both times are the service's, so that its clock need not agree with ours.
   return Date.parse(messages.at(-1)!.ts) - Date.parse(first.ts) > Math.max(ms, 0) + DOUBT_MARGIN_MS;
 }
