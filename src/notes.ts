@@ -1,6 +1,6 @@
 /**
- * Notes: values under a namespace and a key that anybody can write, compare-and-set, and the two namespaces that say who
- * owns a room. Rules: wire sections 4, 5 and 9 of the service.
+ * Notes: values that anybody can write under a namespace and a key, conditional writes, and the two namespaces that say who
+ * owns a room. Rules: technocore.chat (shapes of answers, errors, notes: conditions and ownership).
  *
  * @module
  */
@@ -30,9 +30,14 @@ import { checkSigner, mayBeDone, PATIENCE_MS, type SigningKey } from './rooms.ts
 import { ask, uncached, type Write, writeRequest } from './service.ts';
 
 /**
- * The value of a note, or undefined where there is none. Anybody may have written it.
+ * Reads the value of a note. Anybody may have written it. Transient failures are retried for up to 30 seconds.
  *
- * @throws BadName not a namespace or key
+ * @param ns the namespace, a name as {@link isName} accepts it
+ * @param key the key in the namespace, a name as {@link isName} accepts it
+ * @returns the value; undefined if there is no such note
+ * @throws {@link BadName} if the namespace or key is not a name
+ * @throws {@link RateLimited} or {@link Unavailable} if the service could not be read within that time
+ * @throws the signal's reason when it aborts
  */
 export async function getNote(ns: string, key: string, o: Options = {}): Promise<string | undefined> {
   checkName(ns, 'namespace');
@@ -42,7 +47,7 @@ export async function getNote(ns: string, key: string, o: Options = {}): Promise
   return retrying(t, t.clock.now() + PATIENCE_MS, () => readNote(t, ns, key, bounds), o.signal);
 }
 
-/** @internal One read, one request, within the bounds given. */
+/** @internal Reads a note with one request, within the given bounds. */
 export async function readNote(
   t: Transport,
   ns: string,
@@ -52,7 +57,7 @@ export async function readNote(
   try {
     const path = `/kv/${ns}/${key}?${uncached(t)}`;
     const { text } = await ask(t, { path, bucket: 'read', ...bounds });
-    // A banner, an empty line, the value, perhaps a budget line; a value may look like a budget line, never like a line end.
+    // A banner, an empty line, the value, perhaps a budget line. A value may look like a budget line, but holds no line end.
     const [banner, empty, value, budget] = text.split('\n', 4);
     const left = /^# budget: (\d+) of (\d+) reads left/.exec(budget ?? '');
     if (left) budgetOf(t, 'read').learn(Number(left[2]), Number(left[1]));
@@ -66,7 +71,7 @@ export async function readNote(
   }
 }
 
-/** The beginning of the word that there is no note, and no more. */
+/** True for the message that there is no such note, cut short. */
 const isCutOff = (cause: unknown): boolean =>
   TechnocoreError.is(cause) &&
   (cause as HttpError).status === 404 &&
@@ -75,21 +80,43 @@ const isCutOff = (cause: unknown): boolean =>
 const isMissing = (cause: unknown): boolean =>
   TechnocoreError.is(cause) && (cause as HttpError).status === 404 && /^404 no note/.test((cause as HttpError).body);
 
-/** How to write a note. */
+/** Options of {@link setNote}: the condition of the write. At most one of the two may be given. */
 export interface SetOptions {
-  /** Write only if the note holds exactly this. */
+  /** Write only if the note's present value is exactly this. */
   if?: string;
-  /** Write only if there is no note. */
+  /** Write only if there is no such note. */
   ifAbsent?: boolean;
 }
 
 /**
- * Writes a note; unconditional writes: the last one wins.
+ * Writes a note, optionally by compare-and-set. Without a condition the last write wins. Transient failures are retried for
+ * up to 30 seconds; the service deletes notes that nobody writes for seven days.
  *
- * @throws BadName, EmptyText, FrameTooLong before anything is sent
- * @throws Conflict the condition does not hold; `actual` is the value that is there
- * @throws MayHaveLanded the answer was lost and no later one came; or, of a conditional write, the condition did not hold
- * the next time: because it had been written, or because somebody else wrote. Then `cause` is the Conflict
+ * @param ns the namespace, a name as {@link isName} accepts it
+ * @param key the key in the namespace, a name as {@link isName} accepts it
+ * @param value at most 8,192 code points after the {@link sweep}
+ * @throws {@link BadName}, {@link EmptyText}, {@link FrameTooLong} or {@link TechnocoreError} `bad_option` (both conditions)
+ * before anything is sent
+ * @throws {@link Conflict} if the condition does not hold; `actual` is the present value
+ * @throws {@link MayHaveLanded} if the response was lost and none came later; or if the response to a conditional write was
+ * lost and the condition did not hold at the next attempt (`cause` is that Conflict): the first attempt may have been
+ * written, or somebody else may have written
+ * @throws {@link Forbidden}, {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} if the service refuses, or
+ * could not be reached
+ * @throws the signal's reason when it aborts
+ * @example
+ * ```ts
+ * import { Conflict, getNote, setNote } from 'technocore-rpc';
+ *
+ * await setNote('p-workshop-41c7', 'state', 'open');
+ * try {
+ *   await setNote('p-workshop-41c7', 'state', 'closed', { if: 'open' });
+ * } catch (e) {
+ *   if (!Conflict.is(e)) throw e;
+ *   console.log('somebody was faster:', e.actual);
+ * }
+ * console.log(await getNote('p-workshop-41c7', 'state'));
+ * ```
  */
 export async function setNote(ns: string, key: string, value: string, o: Options & SetOptions = {}): Promise<void> {
   checkName(ns, 'namespace');
@@ -116,7 +143,7 @@ export async function setNote(ns: string, key: string, value: string, o: Options
   }
 }
 
-/** One write, one request. Only the service's own word is taken for it, not any page that something on the way shows. */
+/** Writes with one request. Only the service's own confirmation counts, not just any page with status 200. */
 async function put(t: Transport, write: Write, signal: AbortSignal | undefined): Promise<void> {
   const { text } = await ask(t, { ...writeRequest(t, write), signal });
   if (!/^ok\b/.test(text)) throw new Unavailable('the answer is not that of a note that was written');
@@ -133,14 +160,14 @@ function noteWrite(
   if (condition.if !== undefined && condition.ifAbsent) {
     throw new TechnocoreError('bad_option', 'a write cannot ask for a value and for none at once');
   }
-  // In a query, unlike in a path, `+` is a blank; encodeURIComponent escapes it. It refuses lone surrogates, which no note holds.
+  // In a query, `+` is a blank, so encodeURIComponent escapes it. It throws on lone surrogates, which no note can hold.
   const expected =
     condition.if === undefined ? undefined : checkText(condition.if, 'the option if').replace(/\p{Cs}/gu, '\ufffd');
   const query =
     expected !== undefined ? `?if=${encodeURIComponent(expected)}` : condition.ifAbsent ? '?if_absent=1' : '';
   return {
     path: `/kv/${ns}/${key}/${route}/${encodeURIComponent(value)}${query}`,
-    // With a query behind it the value still is a path segment that parsers remove.
+    // With a query behind it, `.` is still a path segment that URL parsers remove.
     text: value,
     postPath: `/kv/${ns}/${key}`,
     body: { ...body, ...(expected !== undefined && { if: expected }), ...(condition.ifAbsent && { if_absent: true }) },
@@ -148,9 +175,13 @@ function noteWrite(
 }
 
 /**
- * The keys of a namespace, ascending; those of class `p` are not listed. Anybody may have written them.
+ * Lists the keys of a namespace. Anybody may have written them. Transient failures are retried for up to 30 seconds.
  *
- * @throws BadName not a namespace
+ * @param ns the namespace, a name as {@link isName} accepts it
+ * @returns the keys in ascending order; those that begin with `p-` are not listed
+ * @throws {@link BadName} if the namespace is not a name
+ * @throws {@link RateLimited} or {@link Unavailable} if the service could not be read within that time
+ * @throws the signal's reason when it aborts
  */
 export async function listNotes(ns: string, o: Options = {}): Promise<string[]> {
   checkName(ns, 'namespace');
@@ -180,12 +211,16 @@ function parsed(text: string): unknown {
 // --- owned rooms ------------------------------------------------------------------------------------------------
 
 /**
- * Makes the signer the owner of a `d-` room that nobody has written to; then only the owner and the keys of
- * {@link allowWriters} can write there.
+ * Makes the signer the owner of a room. From then on only the owner, and the keys that {@link allowWriters} names, can write
+ * there.
  *
- * @throws BadName not a room of class `d`
- * @throws Conflict somebody owns it; `actual` is their DID
- * @throws Forbidden the room has messages, or can never be owned
+ * @param room a room of class `d` (see {@link roomClasses}), to which nobody has written yet
+ * @throws {@link BadName} if the room is not of class `d`
+ * @throws {@link BadKey} if no signer is given
+ * @throws {@link Conflict} if the room has an owner already; `actual` is the owner's DID
+ * @throws {@link Forbidden} if the room has messages, or can never be owned
+ * @throws {@link MayHaveLanded} if the response was lost and the outcome cannot be found out
+ * @throws {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} as {@link setNote} does
  */
 export async function claimRoom(room: string, signer: SigningKey, o: Options = {}): Promise<void> {
   checkSigner(signer);
@@ -193,21 +228,30 @@ export async function claimRoom(room: string, signer: SigningKey, o: Options = {
 }
 
 /**
- * Sets who may write to a room that the signer owns, besides the owner; replaces the list before.
+ * Sets which keys, besides the owner, may write to a room that the signer owns. Replaces the previous list.
  *
- * @throws BadName not a DID, or not a room of class `d`
- * @throws Forbidden the signer does not own the room
+ * @param room a room of class `d` that the signer has claimed with {@link claimRoom}
+ * @param dids the writers' DIDs; an empty array leaves the owner alone
+ * @throws {@link BadName} if one of them is not a DID, or the room is not of class `d`
+ * @throws {@link BadKey} if no signer is given
+ * @throws {@link FrameTooLong} if the list does not fit into a note, which takes some 140 DIDs
+ * @throws {@link Forbidden} if the signer does not own the room
+ * @throws {@link MayHaveLanded} if the response was lost and the outcome cannot be found out
+ * @throws {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} as {@link setNote} does
  */
 export async function allowWriters(room: string, dids: string[], signer: SigningKey, o: Options = {}): Promise<void> {
   checkSigner(signer);
   if (!Array.isArray(dids)) throw new BadName(dids, 'who may write is an array of did:key');
   const bad = dids.find((did) => !isDid(did));
   if (bad !== undefined) throw new BadName(bad, 'not a did:key');
-  // A note cannot be empty; a list of nobody else is one of the owner.
+  // A note cannot be empty, so a list of nobody else names the owner.
   await setOwnership('room-allow', room, dids.length > 0 ? dids.join(' ') : signer.did, signer, o);
 }
 
-/** Both namespaces share one counter per room, which the service shows and burns even for a write that then fails. */
+/**
+ * Writes into one of the two ownership namespaces. They share one nonce counter per room, which anybody can read, and which
+ * older services raise even for a write that is then refused.
+ */
 async function setOwnership(
   ns: string,
   room: string,
@@ -246,7 +290,7 @@ async function setOwnership(
       return;
     } catch (cause) {
       if (o.signal?.aborted || !TechnocoreError.is(cause)) throw cause;
-      // Only the owner can have written this value: finding it settles the doubt.
+      // Only the owner can have written this value: if it is there, our write landed.
       if (doubt && (await getNote(ns, room, o).catch(() => undefined)) === swept) return;
       if (cause.code === 'stale_nonce') {
         await key.raiseNonce(scope, (cause as StaleNonce).last, t.clock);

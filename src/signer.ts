@@ -1,6 +1,6 @@
 /**
- * An identity that signs: an Ed25519 key, the nonces it has used, and writes in its name. Rules: wire section 8 of the
- * service.
+ * A key that signs: Ed25519, the nonces it has used, and the writes in its name. Rules: technocore.chat (identity and
+ * signatures), RFC 8032.
  *
  * @module
  */
@@ -14,27 +14,40 @@ import { checkName, didFromPublicKey, fingerprint, isNonce } from './names.ts';
 import { MemoryNonces, type NonceSource } from './nonces.ts';
 import { type SignedMessage, saySigned } from './rooms.ts';
 
-/** A signed note value, ready to be sent. */
+/** The signed value of a note that was not sent yet: what {@link Signer.signNote} returns. */
 export interface SignedNote {
+  /** The signer's `did:key`. */
   did: string;
-  /** 86 characters of base64url. */
+  /** The signature: 86 characters of base64url. */
   sig: string;
+  /** The nonce, as decimal digits. */
   nonce: string;
-  /** Swept. */
+  /** The value, swept. */
   value: string;
   /** What was signed: `<ns>|<key>|<nonce>|<value>`. */
   canonical: string;
 }
 
 /**
- * A key and what it signs. The secret is in private fields: it shows neither in `console.log` nor in JSON nor in errors.
+ * An identity: an Ed25519 key pair (RFC 8032) that signs messages and notes. Every caller and every server has one. The
+ * secret is kept in private fields and never appears in `console.log`, JSON or errors.
  *
- * Two programs that use one key at a time need {@link Signer.fromDir}; the others count nonces in memory, by the clock.
+ * The service accepts only nonces that rise. {@link Signer.fromDir} keeps them on disk, so that several programs can use
+ * the key at the same time; the other factories count in memory from the clock, for a key that one program uses at a time.
+ *
+ * @example
+ * ```ts
+ * import { Signer } from 'technocore-rpc';
+ *
+ * const signer = await Signer.fromDir(); // the key in ~/.technocore, made at first use
+ * const { seq } = await signer.say('p-workshop-41c7', 'hello');
+ * console.log(signer.did, seq);
+ * ```
  */
 export class Signer {
   /** The identity: `did:key:z6Mk…`, 56 characters. */
   readonly did: string;
-  /** 16 hex digits, the first of the SHA-256 of the DID. */
+  /** The fingerprint of the DID: the first 16 hex digits of the SHA-256 of its text. */
   readonly fingerprint: string;
   readonly #seed: Uint8Array;
   readonly #key: Ed25519Key;
@@ -48,16 +61,16 @@ export class Signer {
     this.#nonces = nonces(this.did);
   }
 
-  /** A new key, which lives as long as this object. */
+  /** Makes a signer with a new random key, which is lost with this object. */
   static generate(): Signer {
     return new Signer(randomBytes(32));
   }
 
   /**
-   * The key of a seed.
+   * Makes a signer from a seed, the private key of RFC 8032.
    *
    * @param seed 32 bytes, or their 64 hex digits
-   * @throws BadKey neither
+   * @throws {@link BadKey} if it is neither
    */
   static fromSeed(seed: string | Uint8Array): Signer {
     const bytes = typeof seed === 'string' ? fromHex(seed) : seed;
@@ -66,10 +79,11 @@ export class Signer {
   }
 
   /**
-   * The key that the service's `sign.py --seed` makes of a text: exactly 64 hex digits are the seed itself, of anything
-   * else the seed is the SHA-256. A phrase that can be guessed makes a key that can be guessed.
+   * Makes a signer from a text, as the service's `sign.py --seed` does: exactly 64 hex digits are the seed itself; of any
+   * other text, the SHA-256 is the seed. Whoever can guess the text has the key.
    *
-   * @throws BadKey empty, or not well-formed Unicode
+   * @param text not empty
+   * @throws {@link BadKey} if it is empty, or holds a lone surrogate
    */
   static fromPassphrase(text: string): Signer {
     // An unset variable must not become a key that everybody has.
@@ -79,13 +93,14 @@ export class Signer {
   }
 
   /**
-   * The key of a directory, with its nonces kept on disk: any number of programs may use it at a time. The directory is
-   * made, with a new key, when there is none. Needs a file system that has hard links.
+   * Makes a signer from a key directory, in the layout of the service's own client: `seed` and `nonces.json`. Any number of
+   * programs may use it at the same time. A directory that does not exist is created, with a new key. The file system must
+   * support hard links.
    *
-   * @param dir default `~/.technocore`
-   * @throws BadKey the seed cannot be used: readable by others, ill-formed; or the directory cannot be
-   * @throws BadNonce the nonce ledger is ill-formed, or missing beside a seed; it is left as it is
-   * @throws Unavailable there is no file system here
+   * @param dir the path of the directory; default `~/.technocore`
+   * @throws {@link BadKey} if the seed is malformed or readable by others, or the directory cannot be used
+   * @throws {@link BadNonce} if `nonces.json` is malformed, or is missing although there is a seed; nothing is changed then
+   * @throws {@link Unavailable} if the platform has no file system
    */
   static async fromDir(dir?: string): Promise<Signer> {
     const { seed, nonces } = await openKeyDir(dir);
@@ -93,9 +108,11 @@ export class Signer {
   }
 
   /**
-   * The Ed25519 signature of a text, as 86 characters of base64url.
+   * Signs the UTF-8 bytes of a text with Ed25519 (RFC 8032).
    *
-   * @throws TechnocoreError `bad_text`: no text, or one with lone surrogates, which has no UTF-8 form
+   * @param canonical exactly what to sign; nothing is swept or added
+   * @returns the signature: 86 characters of unpadded base64url
+   * @throws {@link TechnocoreError} `bad_text` if it is not a string, or holds a lone surrogate
    */
   sign(canonical: string): string {
     if (typeof canonical !== 'string' || !isWellFormed(canonical)) {
@@ -105,10 +122,13 @@ export class Signer {
   }
 
   /**
-   * Signs a message without sending it. The text is swept first; send the swept one.
+   * Signs a message without sending it. The text is swept first, and the signature covers the swept text.
    *
-   * @param nonce 1 to 19 digits, signed as given; or a safe integer. Above the last one of this key in this room
-   * @throws BadName, BadNonce, EmptyText, FrameTooLong
+   * @param room the room for which it is signed
+   * @param nonce 1 to 19 digits, signed as given, or a safe integer; must be higher than the last one of this key in this
+   * room (usual: the time in milliseconds)
+   * @param text at most 4,096 code points after the {@link sweep}
+   * @throws {@link BadName}, {@link BadNonce}, {@link EmptyText} or {@link FrameTooLong} if an argument is invalid
    */
   signMessage(room: string, nonce: string | number, text: string): SignedMessage {
     checkName(room, 'room');
@@ -119,10 +139,14 @@ export class Signer {
   }
 
   /**
-   * Signs a note value without sending it. The value is swept first; send the swept one.
+   * Signs the value of a note without sending it. The value is swept first, and the signature covers the swept value.
    *
-   * @param nonce as in {@link Signer.signMessage}; notes of one key share a counter, across namespaces
-   * @throws BadName, BadNonce, EmptyText, FrameTooLong
+   * @param ns the namespace; the service takes signed notes in `room-owners` and `room-allow` only
+   * @param key the key in the namespace
+   * @param nonce as for {@link Signer.signMessage}, higher than the last one of this signer for this note key in any
+   * namespace
+   * @param value at most 8,192 code points after the {@link sweep}
+   * @throws {@link BadName}, {@link BadNonce}, {@link EmptyText} or {@link FrameTooLong} if an argument is invalid
    */
   signNote(ns: string, key: string, nonce: string | number, value: string): SignedNote {
     checkName(ns, 'namespace');
@@ -134,15 +158,21 @@ export class Signer {
   }
 
   /**
-   * Appends a signed message to a room exactly once, whatever the network does, or says why that cannot be known. Writes
-   * of one room leave in the order of the calls.
+   * Appends a signed message to a room exactly once, whatever the network does. If the response is lost, the room is
+   * searched for the message before the same bytes are sent again. Retries for up to 30 seconds. Messages to one room are
+   * written in the order of the calls.
    *
-   * @returns seq: its position in the room, 0 when it landed and can no longer be read; nonce: exact digits
-   * @throws BadName, EmptyText, FrameTooLong before anything is sent
-   * @throws MayHaveLanded the answer was lost, and too much came since to look for the message
-   * @throws StaleNonce, BadNonce no nonce can be found that the service takes
-   * @throws Forbidden, DuplicateText, RateLimited, RoomBudget, CapacityReached the service refused
-   * @throws Unavailable the service, or the key directory, could not be used in time
+   * @param room the name of the room
+   * @param text at most 4,096 code points after the {@link sweep}
+   * @returns `seq`: the position in the room, or 0 if the message was written but can no longer be read; `nonce`: the nonce
+   * used, as decimal digits
+   * @throws {@link BadName}, {@link EmptyText} or {@link FrameTooLong} before anything is sent
+   * @throws {@link MayHaveLanded} if the response was lost and the room can no longer tell whether the message was written
+   * @throws {@link StaleNonce} or {@link BadNonce} if no nonce was found that the service accepts
+   * @throws {@link Forbidden}, {@link DuplicateText}, {@link RateLimited}, {@link RoomBudget} or {@link CapacityReached} if
+   * the service refuses
+   * @throws {@link Unavailable} if the service or the key directory could not be used in time
+   * @throws the signal's reason when it aborts
    */
   async say(room: string, text: string, o: Options = {}): Promise<{ seq: number; nonce: string }> {
     const { seq, nonce } = await saySigned(transportOf(o), this, room, text, o.signal);
@@ -160,7 +190,7 @@ export class Signer {
   }
 
   /**
-   * A secret for one purpose, 32 bytes, from which neither the seed nor another one can be told.
+   * A secret of 32 bytes for one purpose, derived from the seed. It reveals neither the seed nor a secret of another label.
    *
    * @internal
    */
