@@ -69,6 +69,9 @@ const SAFE_NAME = /^[A-Za-z0-9_.-]{1,64}$/;
  *
  * A name outside `A-Z a-z 0-9 _ . -`, or over 64 characters, is an event (`warning`), or a line on the console.
  *
+ * A `pattern` in a schema runs on what callers write: one that takes exponential time (`^(a+)+$`) would let them stop the
+ * program. Whatever else a schema holds takes a bounded time.
+ *
  * Keep the definition below some 3,700 characters: a longer one fits no message, and only callers that read spilled
  * answers will see it in the list.
  *

@@ -3,20 +3,18 @@
  *
  * The values that are checked come from strangers, the schemas from the programmer. So everything that can be wrong
  * about a schema is an error when it is compiled, nothing is fetched, no code is generated, and the depth and the work
- * of a check are bounded.
+ * of a check are bounded. Patterns alone are not: one that takes exponential time does so at a stranger's word.
  *
  * @module
  */
-import { dereference, type OutputUnit, validate } from '@cfworker/json-schema';
 import { TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
+import { Choice, type Node, problemsOf } from './validate.ts';
 
 /** Deepest nesting of a schema, and of a value that is checked. */
 const MAX_DEPTH = 64;
 /** Most values (members, items) in a value that is checked. */
 const MAX_NODES = 10_000;
-/** Most subschemas applied in one check. Recursive schemas with alternatives could otherwise take exponential time. */
-const MAX_STEPS = 20_000;
 
 /** The value to go on with, or what is wrong with the one given. */
 export type Checked = { value: unknown; problem?: never } | { problem: string };
@@ -55,8 +53,8 @@ export function compileSchema(schema: object, direction: 'input' | 'output'): Sc
 }
 
 /**
- * The schema of a stranger, for his own values. He could choose patterns that take exponential time, and `uniqueItems`
- * over and over; so these are left out (formats are annotations anyway), which makes the check weaker, never stricter.
+ * The schema of a stranger, for his own values. He could choose patterns that take exponential time; so these are left
+ * out (formats are annotations anyway), which makes the check weaker, never stricter.
  *
  * @throws TechnocoreError `bad_schema`: also one that what is left out would make stricter
  */
@@ -149,106 +147,170 @@ const KEYWORDS: { [keyword: string]: 'schema' | 'schemas' | 'map' | 'refused' | 
   dependencies: 'refused',
 };
 
-/** What a stranger can make costly, and where leaving that out lets less pass instead of more. */
-const COSTLY = /^(?:pattern|uniqueItems)$/;
-const TURNED = /^(?:not|if|oneOf|maxContains|patternProperties)$/;
+/** Where leaving out a pattern lets less pass instead of more. */
+const TURNED = /^(?:not|if|oneOf|maxContains)$/;
 
-/** What an address can be wrong about: the keywords that give or name one, and names that fit in none. */
-const ADDRESS = /^\$(?:id|ref|anchor|dynamicRef|dynamicAnchor)$/;
-const LONE = /\p{Surrogate}/u;
+/** What relative addresses are relative to where the schema has no `$id`. */
+const NOWHERE = 'schema:/';
 
-/** A copy of a schema that the validator may write to, checked keyword by keyword. */
-class Copy {
-  steps = 0;
-  /** Whether something may be wrong with the addresses of its parts. */
-  isAddressed = false;
+/** Longest `$id` or `$ref`: each other is read together with the `$id` that it is relative to. */
+const MAX_ADDRESS = 4096;
+
+/** The address that `$id` or `$ref` gives, in two parts; undefined if it is none. */
+function addressOf(reference: unknown, base: string): [resource: string, fragment: string] | undefined {
+  try {
+    if (String(reference).length > MAX_ADDRESS) return undefined;
+    const url = new URL(reference as string, base);
+    const fragment = decodeURIComponent(url.hash.slice(1));
+    url.hash = '';
+    return [url.href.replace(/#$/, ''), fragment];
+  } catch {
+    return undefined;
+  }
+}
+
+/** A schema as it is applied, made of one as it is written, and checked keyword by keyword. */
+class Compiler {
+  readonly root: Node;
+  /** Whether what is left over by other keywords is asked for anywhere. */
+  isTracked = false;
   readonly #foreign: boolean;
-  #costly = false;
-  #turned = false;
-  #dynamic = false;
-  #resources = 0;
-
-  readonly root: { [keyword: string]: unknown } | boolean;
+  #hasPattern = false;
+  #isTurned = false;
+  #isDynamic = false;
+  /** Schemas as they are written, by the address of the whole, and of those that have a name. */
+  readonly #resources = new Map<string, unknown>();
+  readonly #anchors = new Map<string, Node>();
+  readonly #nodes = new Map<unknown, Node>();
+  readonly #references: { from: Node; ref: string; base: string; at: string }[] = [];
 
   constructor(schema: unknown, foreign: boolean) {
     this.#foreign = foreign;
-    this.root = this.#copy(schema, '', 0);
-    if (this.#costly && this.#turned) throw bad('', 'a pattern or uniqueItems could make it too costly');
-    if (this.#dynamic && this.#resources > 1) throw bad('', '$dynamicRef across an inner $id is not supported');
+    this.root = this.#node(schema, '', 0, NOWHERE);
+    if (this.#hasPattern && this.#isTurned && foreign) throw bad('', 'a pattern could make it too costly');
+    if (this.#isDynamic && this.#resources.size > 1) throw bad('', '$dynamicRef across an inner $id is not supported');
+    for (const { from, ref, base, at } of this.#references) {
+      const node = this.#target(ref, base, at);
+      if (node === undefined) throw bad('', `$ref ${ref} is not in it, and nothing is fetched`);
+      from.ref = node;
+    }
   }
 
-  #copy(schema: unknown, at: string, depth: number): { [keyword: string]: unknown } | boolean {
-    if (typeof schema === 'boolean') return schema;
+  #node(schema: unknown, at: string, depth: number, outer: string): Node {
+    if (typeof schema === 'boolean') return schema ? {} : { allows: false };
     if (!isObject(schema)) throw bad(at, 'must be an object or a boolean');
     if (depth > MAX_DEPTH) throw bad(at.slice(0, 200), 'is nested too deeply');
-    const dialect = schema['$schema'];
-    if (dialect !== undefined && !(typeof dialect === 'string' && DIALECT.test(dialect))) {
-      throw bad(`${at}/$schema`, `must be that of JSON Schema 2020-12, not ${JSON.stringify(dialect)}`);
-    }
-    if (schema['$id'] !== undefined || depth === 0) this.#resources++;
-    const copy: { [keyword: string]: unknown } = {};
+    const node: Node = {};
+    this.#nodes.set(schema, node);
+    const base = this.#resource(schema, at, depth, outer);
     for (const [keyword, value] of Object.entries(schema)) {
       const rule = Object.hasOwn(KEYWORDS, keyword) ? KEYWORDS[keyword] : undefined;
       const here = `${at}/${keyword}`;
       if (rule === undefined) continue;
-      this.isAddressed ||= ADDRESS.test(keyword);
-      if (this.#foreign) {
-        this.#turned ||= TURNED.test(keyword);
-        this.#costly ||= COSTLY.test(keyword) || keyword === 'patternProperties';
-        if (COSTLY.test(keyword) || keyword === 'format') continue;
-      }
       if (rule === 'refused') throw bad(here, 'is not a keyword of JSON Schema 2020-12');
+      const inner = (part: unknown, step: string | number): Node =>
+        this.#node(part, `${here}/${step}`, depth + 1, base);
+      let made: unknown = value;
       if (rule === 'schema') {
-        copy[keyword] = this.#copy(value, here, depth + 1);
+        made = this.#node(value, here, depth + 1, base);
       } else if (rule === 'schemas') {
         if (!Array.isArray(value) || value.length === 0) throw bad(here, 'must be an array of schemas');
-        copy[keyword] = value.map((item, i) => this.#copy(item, `${here}/${i}`, depth + 1));
+        made = value.map(inner);
       } else if (rule === 'map') {
         if (!isObject(value)) throw bad(here, 'must be an object of schemas');
-        this.isAddressed ||= Object.keys(value).some((name) => LONE.test(name));
-        if (keyword === 'patternProperties' && !Object.keys(value).every(regex))
-          throw bad(here, 'has a pattern that does not compile');
-        copy[keyword] = Object.fromEntries(
-          Object.entries(value).map(([name, item]) => [name, this.#copy(item, `${here}/${name}`, depth + 1)]),
-        );
+        made = new Map(Object.entries(value).map(([name, part]) => [name, inner(part, name)]));
       } else if (!rule(value)) {
         throw bad(here, `cannot be ${JSON.stringify(value).slice(0, 80)}`);
-      } else if (keyword === '$dynamicRef' || keyword === '$dynamicAnchor') {
-        // Within one schema resource the dynamic scope holds one anchor of a name: a plain reference finds the same.
-        const plain = keyword === '$dynamicRef' ? '$ref' : '$anchor';
-        if (schema[plain] !== undefined) throw bad(here, `beside ${plain} is not supported`);
-        this.#dynamic = true;
-        copy[plain] = value;
-      } else if (keyword !== 'format' || value !== 'url') {
-        // `url` is no format of the standard, and the validator's pattern for it takes exponential time.
-        copy[keyword] = value;
       }
+      this.#set(node, keyword, made, here, schema, base);
     }
-    // The validator reads this member, of an older draft, of each schema it applies: the place to count its steps.
-    Object.defineProperty(copy, '$recursiveAnchor', {
-      get: () => {
-        if (++this.steps > MAX_STEPS) throw new RangeError('too many steps');
-      },
-    });
-    return copy;
+    return node;
   }
-}
 
-/** The parts of a schema by their addresses, as the validator wants them. */
-function dereferenced(root: Copy['root']): ReturnType<typeof dereference> {
-  let parts: ReturnType<typeof dereference>;
-  try {
-    parts = dereference(root as object);
-  } catch (cause) {
-    throw bad('', 'two of its parts have one address, or an $id or $ref is no URI', cause);
+  /** The address that those in a schema are relative to. */
+  #resource(schema: { [keyword: string]: unknown }, at: string, depth: number, outer: string): string {
+    const { $schema: dialect, $id } = schema;
+    if (dialect !== undefined && !(typeof dialect === 'string' && DIALECT.test(dialect))) {
+      throw bad(`${at}/$schema`, `must be that of JSON Schema 2020-12, not ${JSON.stringify(dialect)}`);
+    }
+    if ($id === undefined && depth > 0) return outer;
+    const [base, fragment] = addressOf($id ?? '', outer) ?? [];
+    if (base === undefined || fragment !== '') throw bad(`${at}/$id`, 'is no URI, too long, or has a fragment');
+    if (this.#resources.has(base)) throw bad(`${at}/$id`, 'is that of another part');
+    this.#resources.set(base, schema);
+    return base;
   }
-  for (const part of Object.values(parts)) {
-    if (typeof part === 'boolean') continue;
-    const { $ref, __absolute_ref__: target } = part;
-    if (target !== undefined && parts[target] === undefined)
-      throw bad('', `$ref ${$ref} is not in it, and nothing is fetched`);
+
+  /** What a keyword means, in its place. */
+  #set(node: Node, keyword: string, made: unknown, here: string, schema: object, base: string): void {
+    // Within one schema resource the dynamic scope holds one anchor of a name: a plain reference finds the same.
+    const [, plain] = /^\$dynamic(Ref|Anchor)$/.exec(keyword) ?? [];
+    if (plain !== undefined) {
+      this.#isDynamic = true;
+      if (`$${plain.toLowerCase()}` in schema) throw bad(here, `beside $${plain.toLowerCase()} is not supported`);
+    }
+    this.#isTurned ||= TURNED.test(keyword);
+    switch (keyword) {
+      case '$ref':
+      case '$dynamicRef':
+        this.#references.push({ from: node, ref: made as string, base, at: here });
+        return;
+      case '$anchor':
+      case '$dynamicAnchor': {
+        const address = `${base}#${made}`;
+        if (this.#anchors.has(address)) throw bad(here, 'is that of another part');
+        this.#anchors.set(address, node);
+        return;
+      }
+      case 'unevaluatedItems':
+      case 'unevaluatedProperties':
+        this.isTracked = true;
+        break;
+      case 'type':
+        node.type = [made as string | string[]].flat();
+        return;
+      case 'const':
+        node.const = new Choice([made], made);
+        return;
+      case 'enum':
+        node.enum = new Choice(made as unknown[], made);
+        return;
+      case 'dependentRequired':
+        node.dependentRequired = new Map(Object.entries(made as object));
+        return;
+      case 'pattern':
+        this.#hasPattern = true;
+        if (!this.#foreign) node.pattern = new RegExp(made as string, 'u');
+        return;
+      case 'patternProperties': {
+        // Left out, it would leave more to the schema for all other members.
+        this.#hasPattern = this.#isTurned = true;
+        const parts = [...(made as Map<string, Node>)];
+        if (!parts.every(([pattern]) => regex(pattern))) throw bad(here, 'has a pattern that does not compile');
+        node.patternProperties = parts.map(([pattern, part]) => [new RegExp(pattern, 'u'), part]);
+        return;
+      }
+      case 'format':
+        // `url` is no format of the standard, and the pattern for it takes exponential time.
+        if (!this.#foreign && made !== 'url') node.format = made as string;
+        return;
+    }
+    Object.assign(node, { [keyword]: made });
   }
-  return parts;
+
+  /** What a reference refers to. */
+  #target(ref: string, base: string, at: string): Node | undefined {
+    const [resource, fragment] = addressOf(ref, base) ?? [];
+    if (resource === undefined || fragment === undefined) throw bad(at, 'is no URI, or too long');
+    if (fragment !== '' && !fragment.startsWith('/')) return this.#anchors.get(`${resource}#${fragment}`);
+    let part = this.#resources.get(resource);
+    for (const step of fragment.split('/').slice(1)) {
+      const name = step.replace(/~1/g, '/').replace(/~0/g, '~');
+      if (typeof part !== 'object' || part === null || !Object.hasOwn(part, name)) return undefined;
+      part = (part as { [name: string]: unknown })[name];
+    }
+    return typeof part === 'boolean' ? this.#node(part, at, 0, base) : this.#nodes.get(part);
+  }
 }
 
 function compileJson(schema: object, foreign = false): Schema {
@@ -258,38 +320,22 @@ function compileJson(schema: object, foreign = false): Schema {
   } catch (cause) {
     throw bad('', 'it is not JSON', cause);
   }
-  const copy = new Copy(json, foreign);
-  // Where the validator can find no fault it waits for a value: loading it takes longer than all of this.
-  let parts = copy.isAddressed ? dereferenced(copy.root) : undefined;
+  const { root, isTracked } = new Compiler(json, foreign);
   const check = (value: unknown): Checked => {
-    copy.steps = 0;
-    parts ??= dereferenced(copy.root);
-    try {
-      const { valid, errors } = validate(value, copy.root as object, '2020-12', parts, true);
-      return valid ? { value } : { problem: explained(errors) };
-    } catch {
-      return { problem: 'the value, or the schema, is too complex to be checked' };
-    }
+    const problems = problemsOf(value, root, isTracked);
+    if (problems === undefined) return { problem: 'the value, or the schema, is too complex to be checked' };
+    return problems.length === 0 ? { value } : { problem: summary(problems) };
   };
   return { json, check };
-}
-
-/** Keywords whose errors only say that there are errors below. */
-const OUTER = /^(?:\$ref|properties|patternProperties|items|prefixItems|allOf|if|dependentSchemas|false)$/;
-
-function explained(errors: OutputUnit[]): string {
-  const told = errors.filter(({ keyword }) => !OUTER.test(keyword));
-  const lines = (told.length > 0 ? told : errors).map(({ instanceLocation: at, error }) => line(at.slice(1), error));
-  return summary(lines);
-}
-
-function line(at: string, problem: string): string {
-  return at === '' ? problem : `${at}: ${problem}`;
 }
 
 function summary(lines: string[]): string {
   const shown = [...new Set(lines)].slice(0, 5).map((l) => (l.length > 300 ? `${l.slice(0, 300)}…` : l));
   return shown.join('\n');
+}
+
+function line(at: string, problem: string): string {
+  return at === '' ? problem : `${at}: ${problem}`;
 }
 
 // --- Standard Schema ---------------------------------------------------------------------------------------------

@@ -112,7 +112,8 @@ describe('the package', () => {
     });
     const { inputs } = Object.values(metafile.outputs)[0]!;
     const carried = Object.keys(inputs).filter((file) => inputs[file]!.bytesInOutput > 0);
-    const others = /^dist\/(mcp|a2a|e2e|sealed|meeting|parley|noise|tool|schema|serve|builtin|claims|ledger|keydir)/;
+    const others =
+      /^dist\/(mcp|a2a|e2e|sealed|meeting|parley|noise|tool|schema|validate|serve|builtin|claims|ledger|keydir)/;
     expect(carried.filter((file) => others.test(file) || file.includes('json-schema'))).toEqual([]);
     const { text } = outputFiles[0]!;
     for (const word of ['tools/call', 'message/send', 'technocore-e2e-v1', 'Noise_IK', 'input_required']) {

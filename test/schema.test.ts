@@ -1,5 +1,7 @@
+import { validate } from '@cfworker/json-schema';
+import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
-import { compileSchema } from '../src/schema.ts';
+import { compileForeignSchema, compileSchema } from '../src/schema.ts';
 
 const check = (schema: object, value: unknown) =>
   compileSchema(schema, 'input').check(value) as { value?: unknown; problem?: string };
@@ -58,6 +60,125 @@ describe('JSON Schema 2020-12', () => {
     refused({ $dynamicRef: '#a', $ref: '#/$defs/a', $defs: { a: { $dynamicAnchor: 'a' } } });
   });
 
+  test('references lead to names, to places, and over addresses within', () => {
+    const schema = {
+      $id: 'https://example.org/a/b',
+      properties: {
+        'x/y~z %': { type: 'number' },
+        no: false,
+        far: { $ref: 'd#/$defs/e' },
+        near: { $ref: '#/properties/x~1y~0z%20%25' },
+        never: { $ref: '#/properties/no' },
+      },
+      $defs: { c: { $id: 'd', $defs: { e: { type: 'string' } }, properties: { f: { $ref: '#/$defs/e' } } } },
+      dependentSchemas: { f: { $ref: '#/$defs/c' } },
+    };
+    expect(ok(schema, { far: 'a', near: 1, f: 'b' })).toBe(true);
+    for (const wrong of [{ far: 1 }, { near: 'a' }, { never: 1 }, { f: 1 }]) expect(ok(schema, wrong)).toBe(false);
+  });
+
+  test('what is left over is what no part that holds has spoken of', () => {
+    const left = { unevaluatedProperties: false };
+    const a = { properties: { a: true } };
+    // A part does not see what its neighbours saw.
+    expect(ok({ allOf: [a, left] }, { a: 1 })).toBe(false);
+    expect(ok({ ...left, anyOf: [{ ...a, required: ['b'] }, true] }, { a: 1 })).toBe(false);
+    expect(ok({ ...left, not: { not: a } }, { a: 1 })).toBe(false);
+    expect(ok({ ...left, $ref: '#/$defs/a', $defs: { a } }, { a: 1 })).toBe(true);
+    expect(ok({ ...left, if: a, else: false }, { a: 1 })).toBe(true);
+    expect(ok({ unevaluatedItems: false, contains: { const: 1 }, prefixItems: [true] }, [0, 1])).toBe(true);
+    expect(ok({ unevaluatedItems: false, contains: { const: 1 }, prefixItems: [true] }, [0, 1, 2])).toBe(false);
+  });
+
+  test('numbers are as they are written, also very large ones', () => {
+    expect(ok({ multipleOf: 0.01 }, 19.99)).toBe(true);
+    expect(ok({ multipleOf: 1e-300 }, 1e300)).toBe(true);
+    expect(ok({ multipleOf: 3 }, 1e300)).toBe(false);
+    expect(ok({ multipleOf: 1 }, JSON.parse('1e999'))).toBe(false);
+    expect(ok({ type: 'integer' }, JSON.parse('1e999'))).toBe(false);
+    expect(ok({ uniqueItems: true }, JSON.parse('[1e999, null, 0, "0", "1e999", "Infinity"]'))).toBe(true);
+    expect(
+      ok({ uniqueItems: true }, [
+        { a: 1, b: [2] },
+        { b: [2], a: 1 },
+      ]),
+    ).toBe(false);
+  });
+
+  test('another implementation says the same', () => {
+    const name = fc.constantFrom('a', 'b', 'c');
+    const { value } = fc.letrec((tie) => ({
+      value: fc.oneof(
+        { maxDepth: 2 },
+        fc.constantFrom(0, 1, 1.5, 2, -1, 'a', 'ab', '', '👍', null, true, false),
+        fc.array(tie('value'), { maxLength: 3 }),
+        fc.dictionary(name, tie('value'), { maxKeys: 3 }),
+      ),
+    }));
+    const small = fc.nat(3);
+    const types = fc.constantFrom('array', 'boolean', 'integer', 'null', 'number', 'object', 'string');
+    const { schema } = fc.letrec((tie) => {
+      const one = tie('schema');
+      const some = fc.array(one, { minLength: 1, maxLength: 2 });
+      const named = fc.dictionary(name, one, { maxKeys: 2 });
+      const names = fc.uniqueArray(name, { maxLength: 2 });
+      return {
+        schema: fc.oneof(
+          { maxDepth: 3 },
+          fc.boolean(),
+          fc.record({ type: fc.oneof(types, fc.uniqueArray(types, { minLength: 1, maxLength: 3 })) }),
+          fc.record(
+            {
+              enum: fc.array(value, { maxLength: 4 }),
+              const: value,
+              minimum: small,
+              exclusiveMaximum: small,
+              multipleOf: fc.constantFrom(0.5, 1, 2),
+              minLength: small,
+              maxLength: small,
+              pattern: fc.constantFrom('^a', 'b$'),
+              required: names,
+              minProperties: small,
+              maxProperties: small,
+              minItems: small,
+              maxItems: small,
+              uniqueItems: fc.boolean(),
+            },
+            { requiredKeys: [] },
+          ),
+          fc.record(
+            {
+              allOf: some,
+              anyOf: some,
+              oneOf: some,
+              not: one,
+              if: one,
+              // biome-ignore lint/suspicious/noThenProperty: a keyword
+              then: one,
+              else: one,
+              properties: named,
+              patternProperties: fc.dictionary(fc.constantFrom('^[ab]', 'c'), one, { maxKeys: 2 }),
+              additionalProperties: one,
+              propertyNames: one,
+              dependentSchemas: named,
+              dependentRequired: fc.dictionary(name, names, { maxKeys: 2 }),
+              prefixItems: some,
+              items: one,
+              contains: one,
+            },
+            { requiredKeys: [] },
+          ),
+        ),
+      };
+    });
+    fc.assert(
+      fc.property(schema, value, (schema, value) => {
+        expect(ok(schema as object, value)).toBe(validate(value, schema as object, '2020-12').valid);
+      }),
+      { numRuns: 2000 },
+    );
+  });
+
   test('the dialect must be the one that is served', () => {
     expect(ok({ $schema: 'https://json-schema.org/draft/2020-12/schema', type: 'number' }, 1)).toBe(true);
     expect(ok({ $schema: 'https://json-schema.org/draft/2020-12/schema#' }, 1)).toBe(true);
@@ -103,7 +224,14 @@ describe('JSON Schema 2020-12', () => {
       { $ref: 'file:///etc/passwd' },
       { $ref: 'http://[' },
       { $id: 'https://example.org/a', $defs: { b: { $id: 'https://example.org/a' } } },
-      { properties: { '\ud800': { type: 'string' } } },
+      { $id: '#a' },
+      { $id: 'a'.repeat(5000) },
+      { $ref: '#a' },
+      { $ref: '#%zz' },
+      { $defs: { a: { $anchor: 'a' }, b: { $anchor: 'a' } } },
+      { $ref: '#/required', required: ['a'] },
+      { $ref: '#/enum/0', enum: [{ type: 'string' }] },
+      { $ref: '#/toString' },
     ]) {
       refused(schema);
     }
@@ -166,6 +294,50 @@ describe('bounds', () => {
     expect(
       check({ $defs: { a: { $ref: '#/$defs/b' }, b: { $ref: '#/$defs/a' } }, $ref: '#/$defs/a' }, 1).problem,
     ).toContain('complex');
+  });
+
+  test('addresses within addresses do not take exponential time', () => {
+    let schema: object = { type: 'string' };
+    for (let i = 0; i < 60; i++) schema = { $id: `a${i}`, items: schema };
+    expect(() => compileForeignSchema(schema)).not.toThrow();
+  });
+
+  test('long lists in a schema, for each of many values, end before they fill the memory', () => {
+    const names = Array.from({ length: 9000 }, (_, i) => `n${i}`);
+    const values = (of: unknown) => Array(9000).fill(of);
+    for (const [schema, value] of [
+      [{ contains: { required: names } }, values({})],
+      [{ contains: { allOf: names.map(() => ({ type: 'string' })) } }, values(1)],
+      [{ contains: { dependentRequired: { a: names } } }, values({ a: 1 }).slice(0, 4000)],
+      [{ allOf: names.map(() => ({ uniqueItems: true })) }, names],
+      [{ allOf: names.map(() => ({ maxLength: 1e6 })) }, 'x'.repeat(90_000)],
+      [
+        { allOf: names.map(() => ({ properties: { x: true } })), unevaluatedProperties: false },
+        Object.fromEntries(names.map((n) => [n, 1])),
+      ],
+    ] as const) {
+      expect(check(schema, value).problem).toContain('complex');
+      expect(compileForeignSchema(schema).check(value)).toHaveProperty('problem', expect.stringContaining('complex'));
+    }
+    // What takes no longer for a long list is done, however long.
+    expect(ok({ items: { enum: names } }, names)).toBe(true);
+    expect(ok({ uniqueItems: true }, names)).toBe(true);
+  });
+
+  test('the schema of a stranger has no patterns, and what they would make weaker is none of ours', () => {
+    const foreign = (schema: object, value: unknown) =>
+      (compileForeignSchema(schema).check(value) as { problem?: string }).problem;
+    expect(foreign({ pattern: '^(a+)+$', format: 'email' }, `${'a'.repeat(100)}!`)).toBe(undefined);
+    expect(foreign({ uniqueItems: true }, [1, 1])).toContain('Duplicate');
+    for (const schema of [
+      { not: { pattern: 'a' } },
+      { if: { pattern: 'a' } },
+      { patternProperties: { a: true } },
+      { contains: { pattern: 'a' }, maxContains: 1 },
+    ]) {
+      expect(() => compileForeignSchema(schema)).toThrow(expect.objectContaining({ code: 'bad_schema' }));
+      expect(() => compileSchema(schema, 'output')).not.toThrow();
+    }
   });
 
   test('the pattern of a format that is none is not tried', () => {
