@@ -281,11 +281,11 @@ describe('the few files that Node loads', () => {
     });
     said.called = await outcome(async () => {
       const tools = new Map();
-      tool('twice', '', { type: 'object', properties: { n: { type: 'number' } } }, ({ n }) => String(2 * n), { tools });
+      tool('twice', '', { type: 'object', properties: { n: { type: 'number' }, day: { format: 'date' } } }, ({ n }) => String(2 * n), { tools });
       const [o, stop, signer] = [{ base: 'http://local.test', fetch: createLocalService().fetch }, new AbortController(), Signer.generate()];
       const over = serve('mb-p-tools', signer, { ...o, tools, signal: stop.signal });
-      const call = (n) => outcome(async () => (await mcpCallTool('mb-p-tools', 'twice', { n }, signer, { ...o, replyTo: 'mb-p-me' })).content[0].text);
-      const results = [await call(21), await call('x')];
+      const call = (n, day) => outcome(async () => (await mcpCallTool('mb-p-tools', 'twice', { n, day }, signer, { ...o, replyTo: 'mb-p-me' })).content[0].text);
+      const results = [await call(21), await call('x'), await call(21, '2026-02-28'), await call(21, '2026-02-29')];
       stop.abort();
       await over;
       return results;
@@ -310,7 +310,7 @@ describe('the few files that Node loads', () => {
       signed: [expect.stringMatching(/^did:key:z6Mk/), expect.stringMatching(/^[\w-]{86}$/), true, false],
       sealed: 'hello',
       shaken: expect.stringMatching(/^[0-9a-f]{500,}$/),
-      called: ['42', expect.stringContaining('do not satisfy')],
+      called: ['42', expect.stringContaining('do not satisfy'), '42', expect.stringContaining('match format "date"')],
       stderr: '',
     });
     for (const args of [
@@ -324,11 +324,12 @@ describe('the few files that Node loads', () => {
     }
   });
 
-  test('load what they depend on at its first use: noble where there is nothing native, the validator for a value', async () => {
+  test('load what they depend on at its first use: noble where there is nothing native, formats for a text', async () => {
     const dir = await consumer('alone', files, []);
     const { signed, sealed, shaken, called } = await outcome(dir);
     expect([signed[2], sealed, typeof shaken]).toEqual([true, 'hello', 'string']);
-    expect(called).toEqual(Array(2).fill('rpc: Internal error (-32603)'));
+    expect(called.slice(0, 2)).toEqual(['42', expect.stringContaining('do not satisfy')]);
+    expect(called.slice(2)).toEqual(Array(2).fill('rpc: Internal error (-32603)'));
     const missing = expect.stringMatching(/^unavailable: .*@noble\//);
     expect(await outcome(dir, '--import', './portable.js')).toMatchObject({
       signed: missing,
