@@ -33,14 +33,17 @@ async function unanswered(args: Args, params: Schema): Promise<never> {
     ...[textIn(url) ?? []].flat(),
     ...Object.entries(schemaIn(schemaIn(requestedSchema)['properties'])).map(([name, of]) => labelOf(name, of)),
   ].join('; ');
-  throw new TechnocoreError('input_required', `the tool asks, and only a terminal can answer: ${what}`);
+  throw new TechnocoreError(
+    'input_required',
+    `the tool asks a question that can be answered on a terminal only: ${what}`,
+  );
 }
 
 // --- forms -------------------------------------------------------------------------------------------------------
 
 async function askForm(args: Args, { message, requestedSchema }: Schema): Promise<ElicitResult> {
   const { properties, required } = schemaIn(requestedSchema);
-  tell(`\nThe tool asks: ${textIn(message) ?? ''}\nAnswer no stranger with a secret. Ctrl-D declines.`);
+  tell(`\nThe tool asks: ${textIn(message) ?? ''}\nGive no secrets to strangers. Ctrl-D declines.`);
   const fields = Object.entries(schemaIn(properties));
   if (fields.length === 0) return { action: await agreed(args), content: {} };
   const content: [name: string, value: Json][] = [];
@@ -86,7 +89,7 @@ function takesOf(of: Schema): string | undefined {
   const kind = options ? `one of ${options.map(shown).join(', ')}` : (textIn(format) ?? textIn(type));
   const known =
     type === 'array'
-      ? [takesOf(schemaIn(items)), 'several with commas', rangeOf(of, 'minItems', 'maxItems')]
+      ? [takesOf(schemaIn(items)), 'separated by commas', rangeOf(of, 'minItems', 'maxItems')]
       : [kind, rangeOf(of, 'minimum', 'maximum'), rangeOf(of, 'minLength', 'maxLength', ' characters')];
   const words = known.filter((one) => one !== undefined);
   return words.length > 0 ? words.join(', ') : undefined;
@@ -119,7 +122,7 @@ async function askField(
   isNeeded: boolean,
 ): Promise<{ given?: Json } | undefined> {
   const usual = of['default'];
-  const otherwise = usual !== undefined ? ` [${shown(usual)}]` : isNeeded ? '' : ' [leave out]';
+  const otherwise = usual !== undefined ? ` [${shown(usual)}]` : isNeeded ? '' : ' [optional]';
   for (;;) {
     const line = await prompted(args, `${labelOf(name, of)}${otherwise}: `);
     if (line === undefined) return undefined;
@@ -127,7 +130,7 @@ async function askField(
     const given = valueFrom(line, of);
     const problem = given === undefined ? '' : await problemOf(given, of);
     if (given !== undefined && problem === undefined) return { given };
-    tell(`That cannot be taken. Wanted: ${takesOf(of) ?? shown(problem)}`);
+    tell(`Invalid. Expected: ${takesOf(of) ?? shown(problem)}`);
   }
 }
 

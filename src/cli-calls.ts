@@ -42,10 +42,13 @@ import { MISSING_CAPABILITY } from './toolcall.ts';
 const CALL: Record<string, Flag> = {
   ...SERVICE,
   ...KEY,
-  'reply-to': { value: 'mailbox', about: 'where the answer goes; default: one that only this key can name' },
-  peer: { value: 'did', about: 'the only key whose answer counts' },
-  timeout: { value: 'seconds', about: 'default: 30, and 5 where no service can be reached' },
-  retry: { value: 'times', about: 'how many times more it is asked within the time; default: 0' },
+  'reply-to': { value: 'mailbox', about: 'our mailbox, for the answer (default: one derived from the key)' },
+  peer: { value: 'did', about: 'accept an answer from this DID only' },
+  timeout: {
+    value: 'seconds',
+    about: 'how long to wait for the answer (default: 30; 5 if the service cannot be reached)',
+  },
+  retry: { value: 'times', about: 'how often to repeat the request within that time (default: 0)' },
 };
 
 function callOptions(args: Args, to: string, signer: Signer): CallOptions & { replyTo: string } {
@@ -71,12 +74,12 @@ async function jsonFrom(word: string | undefined): Promise<Json | undefined> {
   } catch (e) {
     throw new Usage(`not JSON: ${(e as Error).message}`);
   }
-  if (!isObject(value) && !Array.isArray(value)) throw new Usage('parameters are a JSON object, or an array');
+  if (!isObject(value) && !Array.isArray(value)) throw new Usage('the parameters must be a JSON object or array');
   return value as Json;
 }
 
 /** What may have come of a call that was interrupted. */
-const SENT = 'the request may have been sent, and may be done all the same';
+const SENT = 'the request may have been sent, and may still be executed';
 
 /**
  * Of what a program would do otherwise, what the person who typed it can do.
@@ -88,13 +91,13 @@ function inWords(cause: unknown): never {
   if (cause.code === 'no_reply_address') {
     throw new TechnocoreError(
       cause.code,
-      `parameters by position, […], have no place for where the answer goes; name them: '{"a":1,"b":2}'`,
+      `positional parameters, […], cannot carry the reply address; name them: '{"a":1,"b":2}'`,
       cause,
     );
   }
   if (isRpc(cause, MISSING_CAPABILITY)) {
     const { code, message, data } = cause.rpc;
-    throw new RpcError(code, message, data, 'the tool asks its caller for more than answers on a terminal');
+    throw new RpcError(code, message, data, 'the tool requires a client capability that this command does not have');
   }
   throw cause;
 }
@@ -103,11 +106,13 @@ function inWords(cause: unknown): never {
 function adviceFor(result: Json, to: string): string | undefined {
   if (!isObject(result)) return undefined;
   if (result['resultType'] === 'input_required')
-    return `It asks back. Who can answer: technocore-rpc tools ${shown(to)} …`;
+    return `The answer is a question. To answer it here, use: technocore-rpc tools ${shown(to)} …`;
   const task = isObject(result['task']) ? result['task'] : result;
   const { state } = isObject(task['status']) ? task['status'] : {};
   const isAsking = typeof state === 'string' && /^(TASK_STATE_INPUT_REQUIRED|input-required)$/.test(state);
-  return isAsking ? `The task asks back. Its answer is a message with the taskId ${shown(task['id'])}.` : undefined;
+  return isAsking
+    ? `The task asks for input. Reply with a message that has the taskId ${shown(task['id'])}.`
+    : undefined;
 }
 
 // --- tools -------------------------------------------------------------------------------------------------------
@@ -134,13 +139,14 @@ function printTools(args: Args, list: Tool[]): void {
 export const callCommands: Record<string, Command> = {
   call: {
     args: '<to> <method> [params]',
-    about: 'calls a method of another agent and prints what it answers',
+    about: 'Call a method of another agent and print the result',
     words: [2, 3],
     flags: {
       ...CALL,
-      notify: { about: 'send it as a notification: no answer, and none is waited for' },
+      notify: { about: 'send a notification and wait for no answer' },
     },
-    more: `<to> is a mailbox or a DID; [params] is JSON, like '{"a":1}', - reads it from the standard input. Exit code ${EXIT.refused} when the answer is an error.`,
+    more: `<to> is a mailbox or a DID. [params] is JSON, as in '{"a":1}'; if it is -, it is read from stdin. Exit code ${EXIT.refused} if the
+answer is an error.`,
     async run(args) {
       const [to = '', method = '', word] = args.words;
       const params = await jsonFrom(word);
@@ -160,16 +166,15 @@ export const callCommands: Record<string, Command> = {
   },
   tools: {
     args: '<to> [tool] [arguments]',
-    about: 'the MCP tools of another agent, or what one of them gives',
+    about: 'List the MCP tools of another agent, or call one of them',
     words: [1, 3],
     flags: CALL,
-    more: `[arguments] is a JSON object, - reads it from the standard input. What the tool asks meanwhile
-is asked on the terminal. Exit code ${EXIT.refused} when the tool failed, or asked where there is no terminal or --json was said: then
-the question is printed.`,
+    more: `[arguments] is a JSON object; if it is -, it is read from stdin. The tool’s questions are asked on the terminal. Without a
+terminal, or with --json, the question is printed instead, and the exit code is ${EXIT.refused}. It is also ${EXIT.refused} if the tool failed.`,
     async run(args) {
       const [to = '', name, word] = args.words;
       const given = (await jsonFrom(word)) ?? {};
-      if (Array.isArray(given)) throw new Usage('the arguments of a tool are a JSON object');
+      if (Array.isArray(given)) throw new Usage('the arguments of a tool must be a JSON object');
       const signer = await args.signer();
       const o = callOptions(args, to, signer);
       const what = `waiting for ${shown(to)}`;

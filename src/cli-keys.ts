@@ -10,15 +10,15 @@ import { Signer, TechnocoreError } from './technocore-rpc.ts';
 export const keyCommands: Record<string, Command> = {
   keygen: {
     args: '',
-    about: 'a new key: its seed and DID; with --dir a directory that never shows the seed',
-    flags: { dir: { value: 'directory', about: 'make the key there; a key that is there already stays' } },
-    more: 'A seed goes into $SIGN_SEED; a directory is named with --dir, but for ~/.technocore, which is used anyway.',
+    about: 'Create a key and print its seed and DID; with --dir, store it and print only the DID',
+    flags: { dir: { value: 'directory', about: 'store the key there; an existing key is kept' } },
+    more: 'To use the key, put the seed into $SIGN_SEED, or name the directory with --dir (~/.technocore is the default).',
     async run(args) {
       const dir = args.text('dir');
       if (dir !== undefined) {
         const isNew = !hasKey(dir);
         const { did } = await Signer.fromDir(dir);
-        if (!isNew) args.remark('kept', `${dir} has a key already, and it stays`);
+        if (!isNew) args.remark('kept', `${dir} already has a key, which is kept`);
         print(args.json ? JSON.stringify({ did, dir, isNew }) : did);
         return EXIT.ok;
       }
@@ -31,15 +31,15 @@ export const keyCommands: Record<string, Command> = {
   },
   did: {
     args: '',
-    about: 'the DID of a key',
-    flags: { dir: { value: 'directory', about: 'where the key is; default: $SIGN_SEED, else ~/.technocore' } },
-    more: `$SIGN_SEED holds a seed, 64 hex digits, or any other text: a passphrase, whose SHA-256 is the seed. No key is made: that
-is done by keygen, and by the first command that signs.`,
+    about: 'Print the DID of a key',
+    flags: { dir: { value: 'directory', about: 'key directory (default: $SIGN_SEED, else ~/.technocore)' } },
+    more: `$SIGN_SEED is a seed of 64 hex digits; any other text is a passphrase, whose SHA-256 is the seed.
+This command creates no key. keygen does, and so does the first command that signs.`,
     async run(args) {
       const dir = args.text('dir');
       // Looking must not make a key.
       if (!hasKey(dir) && (dir !== undefined || !process.env['SIGN_SEED']))
-        throw new TechnocoreError('no_key', `no key in ${keyHome(dir)}; keygen --dir makes one`);
+        throw new TechnocoreError('no_key', `no key in ${keyHome(dir)}; keygen --dir creates one`);
       const { did } = await args.signer();
       print(args.json ? JSON.stringify({ did }) : did);
       return EXIT.ok;

@@ -74,12 +74,12 @@ export interface Command {
 
 /** Flags of whatever talks to a service. */
 export const SERVICE: Record<string, Flag> = {
-  base: { value: 'url', about: 'the service; default: $TECHNOCORE_URL, else https://technocore.chat' },
+  base: { value: 'url', about: 'URL of the service (default: $TECHNOCORE_URL, else https://technocore.chat)' },
 };
 
 /** Flags of whatever signs. */
 export const KEY: Record<string, Flag> = {
-  dir: { value: 'directory', about: 'where the key is, made at first use; default: $SIGN_SEED, else ~/.technocore' },
+  dir: { value: 'directory', about: 'key directory, created at first use (default: $SIGN_SEED, else ~/.technocore)' },
 };
 
 /** How long what ends by itself waits in silence for a service that does not answer, ms. */
@@ -100,8 +100,8 @@ function outageIn({ kind, cause }: Event): TechnocoreError | undefined {
 }
 
 const ALL: Record<string, Flag> = {
-  json: { about: 'one JSON text a line instead of words, for scripts' },
-  help: { about: 'shows this; -h does too' },
+  json: { about: 'print JSON instead of text, one value per line' },
+  help: { about: 'show this help (also -h)' },
 };
 
 /** Options of the library that are flags under another name. */
@@ -167,7 +167,7 @@ export class Args {
     if (text === undefined) return undefined;
     const n = Number(text);
     if (text.trim() !== '' && n >= least && n <= most && (!isWhole || Number.isInteger(n))) return n;
-    throw new Usage(`--${name} takes ${least} to ${most}`);
+    throw new Usage(`--${name} takes a number from ${least} to ${most}`);
   }
 
   /** Seconds on the command line, ms inside. */
@@ -233,7 +233,7 @@ export class Args {
   #tellOutage(cause: TechnocoreError): void {
     const base = shownBase(transportOf(this.#reach).base);
     const how = this.inFlags(cause.message.replace(`${base} `, ''));
-    this.remark(cause.code, `the service at ${base} does not answer (${how}), and is asked again`);
+    this.remark(cause.code, `the service at ${base} does not answer (${how}); trying again`);
   }
 
   /**
@@ -304,9 +304,9 @@ export class Args {
    * @param calls how many those are
    * @param rest what is waited for where there are none
    */
-  tellEnd(drainMs: number, calls: () => number, rest = 'what is still to be written'): void {
+  tellEnd(drainMs: number, calls: () => number, rest = 'the last writes'): void {
     const say = (what: string): void =>
-      this.remark('ending', `waiting for ${what}, at most ${drainMs / 1000} s; Ctrl-C again ends at once`);
+      this.remark('ending', `waiting for ${what}, ${drainMs / 1000} s at most; press Ctrl-C again to quit at once`);
     this.signal.addEventListener('abort', () => {
       const count = calls();
       if (count > 0) say(`${count} ${count === 1 ? 'call' : 'calls'}`);
@@ -326,14 +326,14 @@ export class Args {
     const seed = process.env['SIGN_SEED'];
     if (dir === undefined && seed) {
       if (isAlmostSeed(seed)) {
-        const how = `SIGN_SEED has ${seed.length} characters, and a seed is exactly 64 hex digits`;
-        this.remark('warning', `warning: ${how}: it is taken for a passphrase, which is another key`);
+        const how = `SIGN_SEED has ${seed.length} characters, but a seed is exactly 64 hex digits`;
+        this.remark('warning', `warning: ${how}. It is used as a passphrase, which gives a different key`);
       }
       return Signer.fromPassphrase(seed);
     }
     const isNew = !hasKey(dir);
     const signer = await Signer.fromDir(dir);
-    if (isNew) this.remark('new_key', `a new key, ${signer.did}, in ${keyHome(dir)}`);
+    if (isNew) this.remark('new_key', `created a new key, ${signer.did}, in ${keyHome(dir)}`);
     return signer;
   }
 }
@@ -528,11 +528,18 @@ export function overview(commands: Record<string, Command>, group = ''): string 
 
 ${lines.join('\n')}
 
-Each command has its own --help.
+Options of a command: technocore-rpc <command> --help
 
-Environment: TECHNOCORE_URL is the service; SIGN_SEED the key, as a seed of 64 hex digits or else a passphrase of any
-other form; PARLEY_RELAY the relay of parley.
+Environment:
+  TECHNOCORE_URL  URL of the service
+  SIGN_SEED       the key: a seed of 64 hex digits; anything else is a passphrase
+  PARLEY_RELAY    URL of the parley relay
 
-Exit codes: ${EXIT.ok} done, ${EXIT.failed} failed, ${EXIT.usage} wrong arguments, ${EXIT.refused} the answer is an error, a question or a bad signature,
-${EXIT.noAnswer} no answer in time or no service, ${EXIT.interrupted} interrupted before it was done.`;
+Exit codes:
+  ${EXIT.ok}    done
+  ${EXIT.failed}    failed
+  ${EXIT.usage}    wrong arguments
+  ${EXIT.refused}    the answer is an error or a question, or a signature is invalid
+  ${EXIT.noAnswer}    no answer in time, or no service
+  ${EXIT.interrupted}  interrupted before it was done`;
 }

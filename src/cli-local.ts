@@ -42,7 +42,7 @@ function limitsFrom(texts: string[]): Partial<Limits> {
 export const localCommands: Record<string, Command> = {
   demo: {
     args: '',
-    about: 'two processes call each other through an embedded service',
+    about: 'Run the demo: two processes call each other through an embedded service',
     words: [0, 2],
     flags: { part: { value: 'name', about: '', hidden: true } },
     async run(args) {
@@ -54,27 +54,30 @@ export const localCommands: Record<string, Command> = {
         return (await demo(cli, print, colour)) ? EXIT.ok : EXIT.failed;
       }
       const play = Object.hasOwn(parts, part) ? parts[part] : undefined;
-      if (!play || args.words.length !== 2) throw new Usage('the parts are played by the demo itself');
+      if (!play || args.words.length !== 2) throw new Usage('only the demo itself starts its parts');
       await play(args.words[0]!, args.words[1]!);
       return EXIT.ok;
     },
   },
   local: {
     args: '',
-    about: 'an embedded service with the limits of the public one, until Ctrl-C',
+    about: 'Run an embedded service with the limits of the public one, until Ctrl-C',
     flags: {
-      port: { value: 'port', about: 'default: a free one' },
-      host: { value: 'address', about: 'default: 127.0.0.1. Whoever reaches it can use it' },
-      profile: { value: 'modern|0.7', about: 'the release whose answers it gives; default: modern, the newest' },
-      unlimited: { about: 'no budgets of reads, writes and new rooms' },
+      port: { value: 'port', about: 'port to listen on (default: a free one)' },
+      host: {
+        value: 'address',
+        about: 'address to listen on (default: 127.0.0.1); whoever reaches it can use the service',
+      },
+      profile: { value: 'modern|0.7', about: 'release to imitate (default: modern, the newest)' },
+      unlimited: { about: 'no limits on reads, writes and new rooms' },
       limit: {
         value: 'name=number',
-        about: 'one limit, as in Limits of technocore-rpc/local; repeatable',
+        about: 'set one member of Limits in technocore-rpc/local; repeatable',
         multiple: true,
       },
     },
-    more: `Prints its address; put it into TECHNOCORE_URL. It forgets everything when it ends. On stderr it says what it lets each address
-do, all programs on this machine together; with --json, all limits stand beside the address.`,
+    more: `Prints its URL, for TECHNOCORE_URL. Everything is lost when it ends. The limits of an address, which all programs on this
+machine share, are printed to stderr; with --json, all limits are printed with the URL.`,
     async run(args) {
       const ended = args.interruption();
       const profile = args.text('profile') ?? 'modern';
@@ -86,7 +89,9 @@ do, all programs on this machine together; with --json, all limits stand beside 
       print(args.json ? JSON.stringify({ url, limits }) : url);
       const budgets = budgetsIn(limits);
       if (budgets !== '' && !args.json)
-        tell(`all programs on one address together: ${budgets}; beyond that they wait. --unlimited lifts this`);
+        tell(
+          `limits for all programs on one address together: ${budgets}; beyond them, programs wait. --unlimited lifts them`,
+        );
       await ended;
       await close();
       return EXIT.ok;

@@ -142,7 +142,8 @@ async function serveOne(args: Args): Promise<number> {
   const allowed = new Set(args.all('allow'));
   for (const did of allowed) if (!isDid(did)) throw new Usage(`--allow takes a did:key, not ${JSON.stringify(did)}`);
   const isPublic = args.has('public');
-  if (isPublic && (allowed.size > 0 || args.has('pair'))) throw new Usage('--public lets everybody in already');
+  if (isPublic && (allowed.size > 0 || args.has('pair')))
+    throw new Usage('--public lets everybody call; it excludes --allow and --pair');
   const signer = await args.signer();
   // Not to be guessed, and the same for the same command.
   const mailbox = args.text('mailbox') ?? ownMailbox(signer, `mcp/${JSON.stringify(command)}`);
@@ -161,7 +162,7 @@ async function serveOne(args: Args): Promise<number> {
       ledger,
       cursor: fileCursor(join(home, `mcp-${mailbox}.cursor`)),
     });
-    args.tellEnd(DRAIN_MS, () => wire.unanswered, 'the command to end');
+    args.tellEnd(DRAIN_MS, () => wire.unanswered, 'the command to exit');
     const bridged = await bridgeServer(wire, command, { onEvent, isPublic });
     try {
       await waiting('waiting for the server', Promise.race([bridged.ready, bridged.ended]));
@@ -187,10 +188,10 @@ function announce(args: Args, mailbox: string, { did }: Signer, allowed: Set<str
   }
   print(`mailbox: ${mailbox}\ndid:     ${did}\n`);
   if (args.has('public')) print('Everybody who knows the mailbox or the DID may call.');
-  else if (allowed.size > 0) for (const one of allowed) print(`May call: ${one}`);
-  else if (!args.has('pair')) print('Nobody may call yet: say --allow <did>, or --pair.');
+  else if (allowed.size > 0) for (const one of allowed) print(`Allowed: ${one}`);
+  else if (!args.has('pair')) print('Nobody may call yet. Use --allow <did> or --pair.');
   const block = hostBlock(name, connectCommand(mailbox, did, baseFlag(args)));
-  print(`\nOn the other side, for the configuration of the host:\n${block}\n`);
+  print(`\nOn the other machine, for the configuration of the MCP host:\n${block}\n`);
 }
 
 async function pairOne(
@@ -210,14 +211,16 @@ async function pairOne(
   const onReady = (): void => {
     if (args.json) print(json({ code, goodForMs: PAIRING_MS }, true));
     else {
-      print(`Pairing code: ${code}  (one key, ${PAIRING_MS / 60_000} minutes)`);
-      print(`There: npx technocore-rpc mcp connect ${[mailbox, ...baseFlag(args)].join(' ')} --pair ${code}`);
+      print(`Pairing code: ${code}  (valid for one key and ${PAIRING_MS / 60_000} minutes)`);
+      print(
+        `On the other machine: npx technocore-rpc mcp connect ${[mailbox, ...baseFlag(args)].join(' ')} --pair ${code}`,
+      );
     }
   };
   try {
     const outcome = await offerPairing(mailbox, signer, { ...service, code, onPaired, onReady });
     if (outcome !== 'paired' && !args.signal.aborted)
-      args.remark('not_paired', `Nobody was paired: the code is ${outcome}. Start again with --pair for another.`);
+      args.remark('not_paired', `Nobody was paired: the code is ${outcome}. Restart with --pair for a new one.`);
   } catch (cause) {
     if (!args.signal.aborted) args.remark('not_paired', `Pairing failed: ${(cause as Error).message}`);
   }
@@ -239,14 +242,14 @@ async function targetOf(args: Args): Promise<Target> {
   if (!isDid(to)) throw new Usage(`${JSON.stringify(to)} is neither a mailbox nor a did:key`);
   const { mailbox, signed } = (await resolveIdentity(to, args.patient())) ?? {};
   if (mailbox === undefined || !signed)
-    throw new TechnocoreError('no_identity', `${to} says nowhere where it is reached`);
+    throw new TechnocoreError('no_identity', `${to} has published no signed mailbox`);
   return { mailbox, peer: to };
 }
 
 /** The code of `--pair`, typed where `-` stands for it. */
 async function codeFrom(args: Args, text: string): Promise<string> {
   if (text !== '-') return normalCode(text);
-  if (!process.stdin.isTTY) throw new Usage('--pair - asks for the code on a terminal');
+  if (!process.stdin.isTTY) throw new Usage('--pair - needs a terminal to ask for the code');
   const typed = await prompted(args, 'Pairing code: ');
   if (typed === undefined) throw new Usage('no pairing code');
   return normalCode(typed);
@@ -270,24 +273,26 @@ async function connectOne(args: Args): Promise<number> {
   const connect = (): Wire => new RoomClientTransport(mailbox, signer, { ...o, ...(peer !== undefined && { peer }) });
   const words: HostWords = {
     hint: `is technocore-rpc mcp serve running there, for ${mailbox}?`,
-    denied: `the other side must be started with --allow ${signer.did}, or with --pair`,
+    denied: `start mcp serve on the other machine with --allow ${signer.did}, or with --pair`,
   };
   if (port !== undefined) return overHttp(args, new HttpBridge({ connect, onEvent, ...words }), port);
   if (args.json) tell(json({ mailbox, did: signer.did, peer }, true));
   else {
-    tell(`${mailbox}, called by ${signer.did}`);
-    if (paired === undefined) tell(`To let this key in, start the server there with: --allow ${signer.did}`);
+    tell(`connecting to ${mailbox} as ${signer.did}`);
+    if (paired === undefined) tell(`To let this key in, start mcp serve there with: --allow ${signer.did}`);
   }
   if (process.stdin.isTTY) {
     const dir = args.text('dir');
     const own = [...baseFlag(args), ...(dir === undefined ? [] : ['--dir', resolve(dir)])];
     const server = connectCommand(mailbox, peer, own);
-    tell(`\nA host starts this command by itself, with this in its configuration:\n${hostBlock('remote', server)}\n`);
+    tell(
+      `\nAn MCP host starts this command by itself, with this in its configuration:\n${hostBlock('remote', server)}\n`,
+    );
     if (typed !== undefined) {
-      tell('Both sides know each other now, and nothing more is to be done here.');
+      tell('The two sides are paired; nothing more is to be done here.');
       return EXIT.ok;
     }
-    tell('Until then it waits here for what a host would say; Ctrl-C ends it.');
+    tell('Now waiting for MCP messages on stdin, as from a host; Ctrl-C quits.');
   }
   const bridged = await bridgeHost(connect(), process.stdin, process.stdout, { onEvent, ...words });
   await Promise.race([bridged.ended, args.interruption()]);
@@ -300,8 +305,8 @@ async function overHttp(args: Args, bridge: HttpBridge, port: number): Promise<n
   const url = await bridge.listen(port);
   print(args.json ? json({ url }, true) : url);
   if (!args.json) {
-    tell(`For the configuration of a host, as long as this runs:\n${hostBlock('remote', { type: 'http', url })}`);
-    tell('Ctrl-C ends it.');
+    tell(`For the configuration of an MCP host, as long as this runs:\n${hostBlock('remote', { type: 'http', url })}`);
+    tell('Ctrl-C quits.');
   }
   await args.interruption();
   await bridge.close();
@@ -318,50 +323,56 @@ async function pairWith(
 ): Promise<string> {
   const used = toHex(hmacSha256(utf8(code), utf8('technocore-rpc/used')).subarray(0, 16));
   const known = await pairs.serverOf(mailbox);
-  if (known?.used === used) return `Paired with ${known.did} before.`;
-  const did = await waiting('waiting for the other side to know the code', pair(mailbox, code, signer, o));
+  if (known?.used === used) return `Already paired with ${known.did}.`;
+  const did = await waiting('waiting for the other side to confirm the code', pair(mailbox, code, signer, o));
   await pairs.setServer(mailbox, { did, used });
   return `Paired with ${did}.`;
 }
 
-const VERBOSE = { verbose: { about: 'a line for each call, and what happens on the way' } };
+const VERBOSE = { verbose: { about: 'log each call, and other events, to stderr' } };
 
 /** `mcp serve` and `mcp connect`. */
 export const mcpCommands: Record<string, Command> = {
   'mcp serve': {
     args: '-- <command> [argument]…',
-    about: 'an MCP server that speaks over stdio, for hosts elsewhere',
+    about: 'Offer an MCP server that speaks over stdio to hosts elsewhere',
     words: [1, 1000],
     flags: {
       ...SERVICE,
       ...KEY,
-      mailbox: { value: 'name', about: 'default: one that only this key can name, another for each command' },
-      allow: { value: 'did', about: 'a key that may call; repeatable', multiple: true },
-      pair: { about: 'a code, shown here and typed there, lets one more key in' },
-      public: { about: 'everybody may call' },
+      mailbox: { value: 'name', about: 'mailbox to serve (default: one derived from the key and the command)' },
+      allow: { value: 'did', about: 'let this DID call; repeatable', multiple: true },
+      pair: { about: 'print a code that lets one more key in' },
+      public: { about: 'let everybody call' },
       ...VERBOSE,
     },
-    more: `Closed to everybody but the keys that were allowed or paired; those paired are remembered in the key directory. What
-callers send reaches the command as it is: it can do there whatever the command lets its user do. Options stand before --.
-The mailbox is shown once the service and the command have answered. A command that dies is started again, unless it never
+    more: `Only allowed and paired keys may call; paired ones are remembered in the key directory. Requests reach the command as they
+are: a caller can do whatever the command lets its user do. Options go before --.
+Prints the mailbox once the service and the command have answered. A command that dies is started again, unless it never
 answered.`,
     run: serveOne,
   },
   'mcp connect': {
     args: '<mailbox or did>',
-    about: 'a server elsewhere, for an MCP host here: over stdio, or on a port',
+    about: 'Connect an MCP host here to a server elsewhere, over stdio or HTTP',
     words: [1, 1],
     flags: {
       ...SERVICE,
       ...KEY,
-      peer: { value: 'did', about: 'the only key whose answers count; default: the paired one, else the first' },
-      pair: { value: 'code', about: 'makes this key known to the server; - asks for the code' },
-      http: { value: 'port', about: 'Streamable HTTP on 127.0.0.1 instead of stdio; 0: a free port' },
-      'reply-to': { value: 'mailbox', about: 'where the answers go; default: one that only this key can name' },
+      peer: {
+        value: 'did',
+        about: 'accept answers from this DID only (default: the paired one, else the first that answers)',
+      },
+      pair: { value: 'code', about: 'pair with the server, by the code that it printed; - asks for it' },
+      http: {
+        value: 'port',
+        about: 'serve Streamable HTTP on this port of 127.0.0.1 instead of stdio; 0: a free port',
+      },
+      'reply-to': { value: 'mailbox', about: 'our mailbox, for the answers (default: one derived from the key)' },
       ...VERBOSE,
     },
-    more: `A host starts it, and speaks to it over stdio; on a terminal it shows what goes into the host’s configuration. What the
-server says of its tools, and what they answer, is a stranger’s text: it goes to the host as it is.`,
+    more: `An MCP host starts this command and speaks to it over stdio. On a terminal it prints what goes into the host’s configuration.
+What the server says of its tools, and what they answer, is a stranger’s text, and goes to the host as it is.`,
     run: connectOne,
   },
 };

@@ -13,8 +13,8 @@ import { TechnocoreError } from './technocore-rpc.ts';
 const LEAVE_MS = 5000;
 
 const FLAGS = {
-  dir: { ...KEY['dir']!, about: 'an identity that stays, derived from the key there; default: a new one each time' },
-  outcome: { value: 'text', about: 'how it is closed when the input ends; default: done' },
+  dir: { ...KEY['dir']!, about: 'use an identity derived from the key there (default: a new one each time)' },
+  outcome: { value: 'text', about: 'text to close the channel with when the input ends (default: done)' },
 };
 
 /** The relay to use unless told otherwise. */
@@ -75,7 +75,9 @@ async function talk(args: Args, { own, session }: End, { lines, close }: ReturnT
       return;
     }
     const about = topic && `, about: ${shown(topic)}`;
-    tell(`you are ${own.fingerprint()}, talking to ${fingerprint}${about}; compare both with what the other side sees`);
+    tell(
+      `you are ${own.fingerprint()}, talking to ${fingerprint}${about}; compare both fingerprints with the other side`,
+    );
   };
   // Who is there is known once the handshake is done, with nothing said yet.
   const watch = setInterval(() => session.peer.state === 'active' && greet(), 50);
@@ -98,14 +100,14 @@ async function talk(args: Args, { own, session }: End, { lines, close }: ReturnT
 export const parleyCommands: Record<string, Command> = {
   'parley open': {
     args: '',
-    about: 'opens a sealed channel, prints the link that lets one other in, and talks',
+    about: 'Open an encrypted channel, print the link that lets one other in, and talk',
     flags: {
-      relay: { value: 'url', about: 'default: $PARLEY_RELAY, else https://parley.chat' },
+      relay: { value: 'url', about: 'URL of the relay (default: $PARLEY_RELAY, else https://parley.chat)' },
       ...FLAGS,
-      topic: { value: 'text', about: 'what it is about; the other side sees it' },
+      topic: { value: 'text', about: 'topic of the conversation; the other side sees it' },
     },
-    more: `Each line of the standard input is said; its end closes the channel. Whoever has the link can take the seat: send it by a
-way that nobody else reads. Of the relay a link names the host alone, and https is taken for granted.`,
+    more: `Each line of stdin is sent, and its end closes the channel. Whoever has the link can join, so send it by a way that nobody
+else reads. A link contains only the host of the relay; https is assumed.`,
     async run(args) {
       const relay = (args.text('relay') ?? usualRelay()).replace(/\/+$/, '');
       const end = await endOf(args, relay);
@@ -113,20 +115,25 @@ way that nobody else reads. Of the relay a link names the host alone, and https 
       const link = invite.url();
       print(args.json ? json({ kind: 'link', link, relay: shownBase(relay) }, true) : link);
       if (`https://${invite.relay}` !== relay && !args.json)
-        tell(`The link cannot say all of the relay’s address. The other side adds: --relay ${shownBase(relay)}`);
+        tell(
+          `The link does not contain the whole URL of the relay. The other side must add: --relay ${shownBase(relay)}`,
+        );
       return talk(args, end, input());
     },
   },
   'parley join': {
     args: '[link]',
-    about: 'takes the seat that a link offers, and talks',
+    about: 'Join the channel of a link, and talk',
     words: [0, 1],
     flags: {
-      relay: { value: 'url', about: 'default: the link’s, over https; of $PARLEY_RELAY when it has the same host' },
+      relay: {
+        value: 'url',
+        about: 'URL of the relay (default: $PARLEY_RELAY if it has the host that the link names, else https://<host>)',
+      },
       ...FLAGS,
     },
-    more: `Without [link] the first line of the standard input is it: then it does not show in the list of processes. A link does
-not say that its relay is reached over http, or under a path: then --relay has to.`,
+    more: `Without [link], the first line of stdin is the link, which then does not show in the list of processes. A relay over http or
+under a path must be given with --relay, since a link does not contain that.`,
     async run(args) {
       const from = input();
       let relay = args.text('relay');
@@ -141,7 +148,8 @@ not say that its relay is reached over http, or under a path: then --relay has t
       } catch (cause) {
         from.close();
         const isGuessed = args.text('relay') === undefined && TechnocoreError.is(cause) && cause.code === 'unavailable';
-        if (isGuessed && !args.json) tell(`If ${shown(relay!)} is not its whole address: --relay http://…`);
+        if (isGuessed && !args.json)
+          tell(`If ${shown(relay!)} is not the whole URL of the relay, add: --relay http://…`);
         throw cause;
       }
       return talk(args, end, from);

@@ -18,8 +18,8 @@ import {
 } from './technocore-rpc.ts';
 
 const PLACE = {
-  since: { value: 'seq', about: 'only messages after this one' },
-  limit: { value: 'count', about: 'at most so many, the newest; default: 50, most 200' },
+  since: { value: 'seq', about: 'only messages after this seq' },
+  limit: { value: 'count', about: 'number of newest messages, up to 200 (default: 50)' },
 };
 
 function placeOf(args: Args): { since?: number; limit?: number } {
@@ -30,7 +30,7 @@ function placeOf(args: Args): { since?: number; limit?: number } {
 
 /** That an empty room is no wrong answer, but may be a mistyped name. */
 const nothingIn = (room: string, since: number | undefined): string =>
-  `nothing stands in ${room}${since === undefined ? '' : ` after ${since}`}`;
+  `no messages in ${room}${since === undefined ? '' : ` after ${since}`}`;
 
 /** A message for a person. Writers and texts are strangers'. */
 const lineOf = ({ seq, ts, from, text }: Message): string => `[${seq}] ${shown(ts)} ${shown(from)} ${shown(text)}`;
@@ -58,10 +58,10 @@ async function followed(args: Args, room: string): Promise<void> {
 export const roomCommands: Record<string, Command> = {
   say: {
     args: '<room> <text>',
-    about: 'writes a signed line into a room, exactly once',
+    about: 'Write a signed message to a room, exactly once',
     words: [2, 2],
-    flags: { ...SERVICE, ...KEY, nick: { value: 'name', about: 'unsigned, under this name' } },
-    more: 'The text - is read from the standard input. Prints the seq of the line.',
+    flags: { ...SERVICE, ...KEY, nick: { value: 'name', about: 'write unsigned, under this name' } },
+    more: 'If <text> is -, it is read from stdin. Prints the seq of the message.',
     async run(args) {
       const [room = '', word = ''] = args.words;
       const text = word === '-' ? await textOf(process.stdin) : word;
@@ -70,20 +70,20 @@ export const roomCommands: Record<string, Command> = {
         nick === undefined
           ? (await args.signer()).say(room, text, args.service())
           : say(room, nick, text, args.service());
-      const said = await args.risking('the line may have been written', saying);
+      const said = await args.risking('the message may have been written', saying);
       print(args.json ? json(said, true) : `${said.seq}`);
       return EXIT.ok;
     },
   },
   read: {
     args: '<room>',
-    about: 'the newest messages of a room, oldest first',
+    about: 'Print the newest messages of a room, oldest first',
     words: [1, 1],
     flags: {
       ...SERVICE,
       ...PLACE,
-      wait: { value: 'seconds', about: 'with --since: wait so long for something new, at most 10' },
-      follow: { about: 'go on with what comes, until Ctrl-C' },
+      wait: { value: 'seconds', about: 'with --since: how long to wait for a new message, up to 10' },
+      follow: { about: 'keep printing new messages, until Ctrl-C' },
     },
     async run(args) {
       const room = args.words[0]!;
@@ -105,20 +105,20 @@ export const roomCommands: Record<string, Command> = {
   },
   verify: {
     args: '<room> | <did> <sig> <text>',
-    about: 'whether the signatures in a room are good, or the one of a text as it was signed',
+    about: 'Check the signatures in a room, or one signature of a text',
     words: [1, 3],
     flags: { ...SERVICE, ...PLACE },
-    more: `<text> is all that was signed, of a message "room|nonce|text". Exit code ${EXIT.refused} when one is not good.
-An old service keeps no signatures: its messages are "unverifiable".`,
+    more: `<text> is the whole text that was signed, for a message "room|nonce|text". Exit code ${EXIT.refused} if a signature is invalid.
+Services before 0.11 keep no signatures: their messages are "unverifiable".`,
     async run(args) {
       const [room = '', sig, canonical] = args.words;
       if (canonical !== undefined) {
-        if (!isDid(room)) throw new Usage(`${JSON.stringify(room)} is no did:key`);
+        if (!isDid(room)) throw new Usage(`${JSON.stringify(room)} is not a did:key`);
         const valid = verify(room, sig!, canonical);
         print(args.json ? json({ valid }, true) : valid ? 'valid' : 'invalid');
         return valid ? EXIT.ok : EXIT.refused;
       }
-      if (sig !== undefined) throw new Usage('one room, or a DID, a signature and the signed text');
+      if (sig !== undefined) throw new Usage('verify takes one room, or a DID, a signature and the signed text');
       let bad = 0;
       const place = placeOf(args);
       const { messages } = await read(room, { ...args.service(), ...place });

@@ -57,7 +57,7 @@ function eventLine({ kind, ...details }: Event): string {
 function outcomeIn(answer: string): string {
   const { error, result } = JSON.parse(answer) as { [member: string]: Json };
   if (isObject(error)) return `error ${error['code']} ${String(error['message']).slice(0, 200)}`;
-  return isObject(result) && result['isError'] === true ? 'answered, as failed' : 'answered';
+  return isObject(result) && result['isError'] === true ? 'answered with a tool error' : 'answered';
 }
 
 /** What a request asks for: its method, and of MCP's which tool. */
@@ -100,7 +100,7 @@ class Calls {
         return ledger.answer(from, id, answer);
       },
       forget: (from, id) => {
-        this.#end(from, id, () => 'not begun');
+        this.#end(from, id, () => 'not started');
         return ledger.forget(from, id);
       },
       sent: (from, id) => ledger.sent(from, id),
@@ -114,7 +114,7 @@ class Calls {
       new Proxy(handler, {
         apply: (target, self, given: [params: unknown, context: CallContext]) => {
           const { from, id } = given[1];
-          if (id === undefined) this.#tell?.(`${from} ${name} came, and wants no answer`);
+          if (id === undefined) this.#tell?.(`${from} ${name} received as a notification`);
           return Reflect.apply(target, self, given);
         },
       });
@@ -166,11 +166,11 @@ async function loaded(path: string, file: string, args: Args): Promise<Record<st
   let late: NodeJS.Timeout | undefined;
   const stuck = new Promise<never>((_, reject) => {
     late = setTimeout(() => {
-      const advice = `it must not serve by itself, but export or register what is to be served: ${OFFERS}`;
+      const advice = `a module must not serve by itself, but export or register what to serve: ${OFFERS}`;
       // Others may have much to load.
       if (/\bawait\s+(\w+\.)?serve\s*\(/.test(readFileSync(path, 'utf8')))
         reject(new Usage(`${file} waits for its own serve(): ${advice}`));
-      else args.remark('loading', `${file} is still being loaded; ${advice}`);
+      else args.remark('loading', `${file} is still loading; ${advice}`);
     }, LOADING_MS);
   });
   const imported = import(pathToFileURL(path).href).catch((cause) => {
@@ -202,7 +202,7 @@ async function offered(
   const handlers = whole['methods'] === undefined ? own : functionsIn(whole['methods']);
   if (handlers.length === 0 && !(list instanceof Map) && methods.size + tools.size === before) {
     throw new Usage(
-      `${file} neither exports nor registers methods or tools. It may export ${OFFERS}; or register by \`methods.set\` and \`tool\``,
+      `${file} neither exports nor registers methods or tools. It may export ${OFFERS}, or register with \`methods.set\` and \`tool\``,
     );
   }
   return { methods: new Map([...methods, ...handlers]), tools: list instanceof Map ? list : tools };
@@ -275,27 +275,27 @@ async function serveOffered(
 export const serveCommands: Record<string, Command> = {
   serve: {
     args: '<module>',
-    about: 'serves what a JavaScript module exports, until Ctrl-C',
+    about: 'Serve the methods and tools of a JavaScript module, until Ctrl-C',
     words: [1, 1],
     flags: {
       ...SERVICE,
       ...KEY,
-      mailbox: { value: 'room', about: 'default: one that only this key can name' },
+      mailbox: { value: 'room', about: 'mailbox to serve (default: one derived from the key)' },
       publish: { about: 'write the mailbox into the identity note, so that others can call the DID' },
-      allow: { value: 'did', about: 'only this key may call; repeatable. Default: everybody', multiple: true },
-      concurrency: { value: 'count', about: 'handlers at a time; default: 16' },
-      claim: { about: 'share the mailbox with other servers that have the same key' },
+      allow: { value: 'did', about: 'let only this DID call; repeatable (default: everybody)', multiple: true },
+      concurrency: { value: 'count', about: 'most handlers at a time (default: 16)' },
+      claim: { about: 'share the mailbox with other servers that use the same key' },
       state: {
         value: 'directory',
-        about: 'keep requests and the place in the mailbox there, over restarts; made if need be',
+        about: 'keep requests and the position in the mailbox there, across restarts; created if missing',
       },
-      verbose: { about: 'tell on stderr of each call, and of what was refused or skipped' },
+      verbose: { about: 'log each call, and what was refused or skipped, to stderr' },
     },
     more: `The module exports ${OFFERS};
-or it registers by \`methods.set\` and \`tool\` of technocore-rpc. A module that can import a copy of the package is served by
-that copy, wherever this command comes from.
-Prints the mailbox and the DID once it serves. Ctrl-C: what was begun is answered first; a second one ends it at once. Exit
-code ${EXIT.ok} when it had served, ${EXIT.interrupted} when it was not ready yet.`,
+or it registers them with \`methods.set\` and \`tool\` of technocore-rpc. If the module can import a copy of the package, it is
+served by that copy.
+Prints the mailbox and the DID once it is ready. Ctrl-C stops it after the calls that were begun are answered; a second Ctrl-C
+stops it at once. Exit code ${EXIT.ok} after serving, ${EXIT.interrupted} if it was interrupted before it was ready.`,
     run: served,
   },
 };

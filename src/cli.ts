@@ -33,7 +33,7 @@ function find(argv: string[]): [name: string, args: string[]] {
   }
   const group = Object.keys(commands).some((name) => name.startsWith(`${argv[0]} `)) ? ` ${argv[0]}` : '';
   const asked = group === '' ? argv[0] : `${argv[0]} ${argv[1]}`;
-  throw new Usage(`there is no command ${JSON.stringify(asked)}`, `See technocore-rpc${group} --help`);
+  throw new Usage(`unknown command ${JSON.stringify(asked)}`, `See technocore-rpc${group} --help`);
 }
 
 const HELP = ['help', '--help', '-h'];

@@ -417,7 +417,7 @@ test('Ctrl-C says at once which calls are waited for; a second one ends them', a
   await until(() => spied(name).sent.some(({ method }) => method === 'tools/call'));
   const { process: child } = serving;
   child.kill('SIGINT');
-  const words = 'waiting for 1 call, at most 10 s; Ctrl-C again ends at once';
+  const words = 'waiting for 1 call, 10 s at most; press Ctrl-C again to quit at once';
   await until(() => serving.told().includes(words) || child.exitCode !== null);
   expect(serving.told()).toContain(words);
   child.kill('SIGINT');

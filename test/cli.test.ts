@@ -98,24 +98,24 @@ describe('help and arguments', () => {
   );
 
   test.each([
-    [['frobnicate'], /no command "frobnicate"/],
-    [['mcp', 'frobnicate'], /no command "mcp frobnicate"\nSee technocore-rpc mcp --help/],
+    [['frobnicate'], /unknown command "frobnicate"/],
+    [['mcp', 'frobnicate'], /unknown command "mcp frobnicate"\nSee technocore-rpc mcp --help/],
     [['read', 'Not-A-Room!'], /bad_name: a room is/],
     [['read', 'p-x', '--base', 'nonsense'], /bad_name: --base is the address/],
     [['call', 'p-x', 'm'], /bad_name: a mailbox is/],
     [['call', 'did:key:zzz', 'm'], /bad_name: a mailbox is/],
     [['call', 'mb-p-x', 'm', '--reply-to', 'p-x'], /bad_name: a mailbox is/],
     [['tools', 'p-x'], /bad_name: a mailbox is/],
-    [['verify', 'did:key:zzz', 'sig', 'text'], /"did:key:zzz" is no did:key/],
+    [['verify', 'did:key:zzz', 'sig', 'text'], /"did:key:zzz" is not a did:key/],
     [['parley', 'join', 'https://parley.chat/'], /bad_invite/],
-    [['constructor'], /no command/],
+    [['constructor'], /unknown command/],
     [['say', 'p-room'], /too few arguments/],
     [['read', 'a', 'b'], /too many arguments: "b"/],
-    [['read', 'p-x', '--limit', '0'], /--limit takes 1 to 200/],
+    [['read', 'p-x', '--limit', '0'], /--limit takes a number from 1 to 200/],
     [['read', 'p-x', '--wait', '3'], /--wait needs --since/],
     [['read', 'p-x', '--frob'], /frob/],
     [['call', 'mb-p-x', 'm', '{'], /not JSON/],
-    [['call', 'mb-p-x', 'm', '7'], /object, or an array/],
+    [['call', 'mb-p-x', 'm', '7'], /JSON object or array/],
     [['call', 'mb-p-x', 'm', '{}', '--peer', 'me'], /did:key/],
     [['tools', 'mb-p-x', 't', '[]'], /JSON object/],
     [['serve', './nowhere.js'], /cannot be loaded/],
@@ -206,7 +206,7 @@ describe('keys', () => {
     expect(JSON.parse(made.out)).toMatchObject({ dir, isNew: true });
     const again = await cli('keygen', '--dir', dir, '--json');
     expect(JSON.parse(again.out)).toEqual({ ...JSON.parse(made.out), isNew: false });
-    expect(again.err).toMatch(/has a key already/);
+    expect(again.err).toMatch(/already has a key/);
     const seed = await readFile(join(dir, 'seed'), 'utf8');
     for (const { out, err } of [made, again, await cli('did', '--dir', dir)]) expect(out + err).not.toContain(seed);
   });
@@ -238,7 +238,7 @@ describe('keys', () => {
     expect(existsSync(join(elsewhere, '.technocore'))).toBe(false);
     const { out, err, code } = await start(['say', 'p-first-9d1f', 'hello'], { env }).done;
     expect([code, out]).toEqual([0, '1\n']);
-    expect(err).toMatch(/^a new key, did:key:z6Mk\w{44}, in /);
+    expect(err).toMatch(/^created a new key, did:key:z6Mk\w{44}, in /);
     expect((await start(['did'], { env }).done).out).toBe(`${/did:key:\w+/.exec(err)![0]}\n`);
   });
 });
@@ -269,16 +269,16 @@ describe('rooms', () => {
     expect(await cli('verify', did, sig, `${canonical}!`)).toMatchObject({ out: 'invalid\n', code: 3 });
   });
 
-  test('of an empty room it is said that nothing stands there', async () => {
+  test('of an empty room it is said that there are no messages', async () => {
     const room = `p-nobody-${Date.now()}`;
-    const err = `nothing stands in ${room}\n`;
+    const err = `no messages in ${room}\n`;
     expect(await cli('read', room)).toEqual({ out: '', err, code: 0 });
     expect(await cli('verify', room)).toEqual({ out: '', err, code: 0 });
     const machine = await cli('verify', room, '--json');
     expect([machine.out, JSON.parse(machine.err)]).toEqual(['', { code: 'empty', message: err.trim() }]);
     expect((await cli('read', room, '--json')).err).toBe('');
     await say(room, 'ada', 'one', { base: service.url });
-    expect((await cli('read', room, '--since', '1')).err).toBe(`nothing stands in ${room} after 1\n`);
+    expect((await cli('read', room, '--since', '1')).err).toBe(`no messages in ${room} after 1\n`);
     expect((await cli('read', room)).err).toBe('');
   });
 
@@ -310,7 +310,7 @@ describe('rooms', () => {
     await until(() => run.err !== '');
     child.kill('SIGINT');
     expect((await done).code).toBe(0);
-    expect(run.err).toMatch(/^the service at http:\/\/127.0.0.1:1 does not answer .*is asked again\n$/);
+    expect(run.err).toMatch(/^the service at http:\/\/127.0.0.1:1 does not answer .*trying again\n$/);
   });
 
   test('then it is said ever more rarely, and another time at once', () => {
@@ -347,7 +347,7 @@ describe('rooms', () => {
     vi.restoreAllMocks();
     expect(JSON.parse(said[0]!)).toMatchObject({
       code: 'unavailable',
-      message: expect.stringMatching(/^the service at .* does not answer \(gone\), and is asked again$/),
+      message: expect.stringMatching(/^the service at .* does not answer \(gone\); trying again$/),
     });
   });
 
@@ -499,7 +499,7 @@ describe('calls', () => {
     expect((await ask('call', mailbox, 'big')).err).toMatch(/too large/);
     expect(server.run.err).toMatch(/ big error -32603 The answer is too large: \d+ characters.*, \d+ ms\n/);
     await ask('tools', mailbox, 'technocore/verify', '{"did":7}');
-    expect(server.run.err).toMatch(/ tools\/call technocore\/verify answered, as failed, \d+ ms\n/);
+    expect(server.run.err).toMatch(/ tools\/call technocore\/verify answered with a tool error, \d+ ms\n/);
   });
 
   // What the test needs of a terminal, Debian has from the start; elsewhere its options differ.
@@ -520,7 +520,7 @@ describe('calls', () => {
     const { run, child, done } = start(['call', mailbox, 'slow', '{}'], { env: caller.env });
     await until(() => begun() === 1 || run.code !== null);
     child.kill('SIGINT');
-    const err = 'interrupted; the request may have been sent, and may be done all the same\n';
+    const err = 'interrupted; the request may have been sent, and may still be executed\n';
     expect(await done).toEqual({ code: 130, out: '', err });
   });
 
@@ -603,7 +603,7 @@ describe('what is asked back', () => {
     expect(thinks).toMatchObject({
       code: 3,
       out: '',
-      err: expect.stringMatching(/-32021.*more than .* a terminal\n$/),
+      err: expect.stringMatching(/-32021.*requires a client capability .*\n$/),
     });
     expect(await ask('call', mailbox, 'SendMessage')).toMatchObject({
       code: 0,
@@ -642,18 +642,18 @@ describe('what is asked back', () => {
       ['age (integer, 0 to 150):', '36\n'],
       ['[red]:', 'green\n'],
       ['[red]:', '\n'],
-      ['[leave out]:', '\n'],
+      ['[optional]:', '\n'],
     ]);
-    expect(given.match(/That cannot be taken. Wanted: [^\r\n]*/g)).toEqual([
-      'That cannot be taken. Wanted: integer, 0 to 150',
-      'That cannot be taken. Wanted: integer, 0 to 150',
-      'That cannot be taken. Wanted: one of red, blue',
+    expect(given.match(/Invalid. Expected: [^\r\n]*/g)).toEqual([
+      'Invalid. Expected: integer, 0 to 150',
+      'Invalid. Expected: integer, 0 to 150',
+      'Invalid. Expected: one of red, blue',
     ]);
     expect(given).toMatch(/accept {"name":"Ada","age":36,"colour":"red"}/);
     // All at once, the last of it without an end.
     const pasted = [
       ['Your name', 'Ada\n36\nblue\nye'],
-      ['[leave out]:', 's\n'],
+      ['[optional]:', 's\n'],
     ] as [string, string][];
     expect(await answer(pasted)).toMatch(/accept {"name":"Ada","age":36,"colour":"blue","extra":true}/);
     expect(await answer([['Your name', 'Ada\n\u0004']])).toMatch(/decline/);
@@ -682,7 +682,7 @@ test('a module that waits for its own serve() is refused, and ended', async () =
   const { code, out, err } = await cli('serve', join(home, 'serves.mjs'));
   expect([code, out]).toEqual([2, '']);
   expect(err).toMatch(
-    /waits for its own serve\(\): it must not serve by itself, but export.*\nSee technocore-rpc serve/,
+    /waits for its own serve\(\): a module must not serve by itself, but export.*\nSee technocore-rpc serve/,
   );
 });
 
@@ -717,7 +717,7 @@ test('Ctrl-C says at once which calls are waited for; a second one ends them', a
   await until(() => server.run.err === 'begun\n' || waits.run.code !== null);
   server.child.kill('SIGINT');
   await until(() => server.run.err.includes('\n', 6) || server.run.code !== null);
-  expect(server.run.err).toBe('begun\nwaiting for 1 call, at most 90 s; Ctrl-C again ends at once\n');
+  expect(server.run.err).toBe('begun\nwaiting for 1 call, 90 s at most; press Ctrl-C again to quit at once\n');
   server.child.kill('SIGINT');
   expect((await server.done).code).toBe(130);
   waits.child.kill('SIGKILL');
@@ -815,13 +815,15 @@ describe('parley', () => {
   test('a link leads to its relay, and what it cannot say of it is told on both sides', async () => {
     const open = start(['parley', 'open', '--topic', 'here', '--relay', `${service.url}/`]);
     await until(() => open.run.err.includes('\n'));
-    expect(open.run.err).toContain(`The other side adds: --relay ${service.url}\n`);
+    expect(open.run.err).toContain(`The other side must add: --relay ${service.url}\n`);
     const link = open.run.out.trim();
     const env = { PARLEY_RELAY: 'http://127.0.0.1:1' };
     const guessed = await start(['parley', 'join', link], { env, input: '' }).done;
     expect([guessed.code, guessed.out]).toEqual([4, '']);
     const https = service.url.replace('http:', 'https:');
-    expect(guessed.err).toMatch(new RegExp(`If ${https} is not its whole address: --relay.*\nunavailable: ${https}`));
+    expect(guessed.err).toMatch(
+      new RegExp(`If ${https} is not the whole URL of the relay, add: --relay.*\nunavailable: ${https}`),
+    );
     const told = start(['parley', 'join', link, '--relay', service.url, '--outcome', 'agreed'], { env });
     await until(() => told.run.err.includes('about: here'));
     told.child.stdin.end();
