@@ -72,8 +72,15 @@ export function sweep(text: string, limit: number = MAX_TEXT, what = 'the text')
   return swept;
 }
 
-// Matches the leading printable ASCII: a quarter faster than a search for the first other character.
-const ASCII = /[ -~]*/y;
+// Where there is a Buffer, bytes are counted twice as fast as a pattern reads characters.
+const { Buffer: buffer } = globalThis as { Buffer?: { byteLength(text: string): number } };
+
+/** Whether JSON text, in which control characters are escaped, is U+0020 to U+007E only. DEL counts as beyond: the service sweeps it. */
+function isAscii(text: string): boolean {
+  if (!buffer) return !/[^ -~]/.test(text);
+  return buffer.byteLength(text) === text.length && !text.includes('\x7f');
+}
+
 const ESCAPED: string[] = /* @__PURE__ */ HEX.map((byte) => `\\u${byte}`);
 
 /**
@@ -95,16 +102,12 @@ export function stringify(value: unknown): string {
 /** Encodes a JSON value as one line of ASCII of any length: {@link encode} without its limit. */
 export function encodeLong(frame: unknown): string {
   const text = stringify(frame);
-  ASCII.lastIndex = 0;
-  ASCII.test(text);
-  let at = ASCII.lastIndex;
-  if (at === text.length) return text;
-  let ascii = text.slice(0, at);
-  let from = at;
-  for (; at < text.length; at++) {
+  if (isAscii(text)) return text;
+  let ascii = '';
+  let from = 0;
+  for (let at = 0; at < text.length; at++) {
     const unit = text.charCodeAt(at);
     if (unit < 0x7f) continue;
-    // DEL counts as beyond: the service sweeps it and JSON.stringify leaves it raw.
     if (at > from) ascii += text.slice(from, at);
     ascii += ESCAPED[unit >> 8]! + HEX[unit & 255];
     from = at + 1;
