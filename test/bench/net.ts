@@ -7,34 +7,35 @@ import { createInterface } from 'node:readline';
 const agent = new Agent({ keepAlive: true, maxSockets: 256, timeout: 3000 });
 
 /** A `fetch` upon node:http with connections that stay: what the library needs of one, and no more. */
-export const keepAliveFetch: typeof fetch = ((url: string, init: RequestInit = {}) =>
+export const keepAliveFetch: typeof fetch = ((url: string, { method, headers, body, signal }: RequestInit = {}) =>
   new Promise((resolve, reject) => {
-    const { method = 'GET', signal } = init;
-    const sent = httpRequest(url, { agent, method, headers: init.headers as any }, (response) => {
-      const parts: Buffer[] = [];
-      response.on('data', (part) => parts.push(part));
-      response.once('error', reject);
+    if (signal?.aborted) return reject(signal.reason);
+    const fail = (cause: unknown): void => reject(signal?.aborted ? signal.reason : cause);
+    // By hand, for to read an address as the standard does takes a good part of all.
+    const [, host, port, path] = /^http:\/\/([\w.]+):(\d+)(\/.*)$/.exec(url)!;
+    const sent = httpRequest({ agent, method, host, port, path, headers: headers as any }, (response) => {
+      let text = '';
+      response.setEncoding('utf8');
+      response.on('data', (part: string) => {
+        text += part;
+      });
+      response.once('error', fail);
       response.once('end', () => {
-        const text = Buffer.concat(parts).toString();
-        const headers = {
-          get: (name: string) => (response.headers[name] as string | undefined) ?? null,
-          has: (name: string) => response.headers[name] !== undefined,
-        };
+        signal?.removeEventListener('abort', abort);
+        const got = response.headers;
         resolve({
           status: response.statusCode,
           ok: response.statusCode === 200,
-          headers,
+          headers: { get: (name: string) => got[name] ?? null, has: (name: string) => got[name] !== undefined },
           body: null,
           text: async () => text,
         } as unknown as Response);
       });
     });
     const abort = (): void => void sent.destroy(signal?.reason as Error);
-    if (signal?.aborted) abort();
     signal?.addEventListener('abort', abort, { once: true });
-    sent.once('close', () => signal?.removeEventListener('abort', abort));
-    sent.once('error', (cause) => reject(signal?.aborted ? signal.reason : cause));
-    sent.end(init.body as string | undefined);
+    sent.once('error', fail);
+    sent.end(body as string | undefined);
   })) as typeof fetch;
 
 /** A program that says something on its output, or its errors, once it is ready. */

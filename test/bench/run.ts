@@ -1,6 +1,7 @@
 // `npm run bench`: the goals of this library in one table; with names, those alone. Each is a ratio against contenders that
 // are measured in the same run, in turns, after all gave the same answer. `npm run bench -- latency --calls 60 --runs 3`
 // takes longer looks at one; TECHNOCORE_URL and PARLEY_GO add a real service and a checkout of the Go package.
+import { fork } from 'node:child_process';
 import { createLocalService } from '../../src/local.ts';
 import { benchCalls } from './calls.ts';
 import { benchE2e, type Ratio } from './e2e.ts';
@@ -80,15 +81,29 @@ const benches: Record<string, () => Outcome[] | Promise<Outcome[]>> = {
   parley: () => print(benchParley()),
 };
 
-const outcomes: Outcome[] = [];
-for (const name of args.length > 0 ? args : Object.keys(benches)) {
-  const bench = benches[name];
-  if (!bench) throw new Error(`no benchmark ${name}; there are ${Object.keys(benches).join(', ')}`);
-  console.log(`\n${name}`);
-  for (const outcome of await bench()) {
-    console.log(lineOf(outcome));
-    outcomes.push(outcome);
-  }
+/** In a process of its own: what one leaves behind, garbage and compiled code, is not charged to the next. */
+function apart(name: string): Promise<Outcome[]> {
+  const child = fork(process.argv[1]!, [name, '--calls', `${calls}`, '--runs', `${runs}`]);
+  return new Promise((resolve, reject) => {
+    child.once('message', (outcomes) => resolve(outcomes as Outcome[]));
+    child.once('exit', (code) => reject(new Error(`${name} ended with ${code}`)));
+  });
 }
-console.log(`\n${table(outcomes)}`);
-process.exit(0);
+
+const names = args.length > 0 ? args : Object.keys(benches);
+const unknown = names.find((name) => !Object.hasOwn(benches, name));
+if (unknown !== undefined) {
+  throw new Error(`no benchmark ${unknown}; there are ${Object.keys(benches).join(', ')}`);
+}
+if (process.send) {
+  process.send(await benches[names[0]!]!(), () => process.exit(0));
+} else {
+  const outcomes: Outcome[] = [];
+  for (const name of names) {
+    console.log(`\n${name}`);
+    const some = await apart(name);
+    for (const outcome of some) console.log(lineOf(outcome));
+    outcomes.push(...some);
+  }
+  console.log(`\n${table(outcomes)}`);
+}
