@@ -40,8 +40,8 @@ interface Waiting {
 const waiting = new WeakMap<AbortSignal, Waiting>();
 
 /**
- * Calls `run` once when the signal aborts; never if it has aborted already. All who wait for one signal share one listener:
- * a hundred calls may share a signal, and Node warns of a leak beyond ten listeners.
+ * Calls `run` once when the signal aborts; never if it has aborted already. All who wait for one signal share one
+ * listener: a hundred calls may share a signal, and Node warns of a leak beyond ten listeners.
  *
  * @param run must not throw
  * @returns a function that removes it
@@ -79,7 +79,10 @@ export function eitherOf(a: AbortSignal | undefined, b: AbortSignal | undefined)
   return a && b ? AbortSignal.any([a, b]) : (a ?? b);
 }
 
-/** The reason with which inner waits are aborted; nobody sees it. Without one, each abort would create an error with a stack. */
+/**
+ * The reason with which inner waits are aborted; nobody sees it. Without one, each abort would create an error with a
+ * stack.
+ */
 export const OVER = 'over';
 
 /**
@@ -97,7 +100,10 @@ export function later(clock: Clock, ms: number, run: () => void): () => void {
   return () => stop.abort(OVER);
 }
 
-/** Runs a task in a later turn of the event loop, after everything that is already due. A simulated clock does not advance. */
+/**
+ * Runs a task in a later turn of the event loop, after everything that is already due. A simulated clock does not
+ * advance.
+ */
 export function nextTurn(task: () => void): void {
   const { setImmediate } = globalThis as { setImmediate?: (task: () => void) => void };
   if (setImmediate) setImmediate(task);

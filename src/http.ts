@@ -43,8 +43,8 @@ export interface Options {
   random?: (bytes: number) => Uint8Array;
   /**
    * How writes are sent. `auto` (default): by GET, or by POST where a URL cannot carry the text (it would be longer than
-   * 16,000 bytes, or the text is `.` or `..`). `get`: never by POST, for programs that can only GET; what a URL cannot carry
-   * is then error `post_only`. `post`: always by POST.
+   * 16,000 bytes, or the text is `.` or `..`). `get`: never by POST, for programs that can only GET; what a URL cannot
+   * carry is then error `post_only`. `post`: always by POST.
    */
   lane?: 'auto' | 'get' | 'post';
   /** Called with each {@link Event}. What it throws is ignored. */
@@ -53,7 +53,9 @@ export interface Options {
 
 type Shared = Map<object, unknown>;
 
-/** Options, resolved. Transports with the same base, `fetch` and clock share budgets, read loops and all else in `shared`. */
+/**
+ * Options, resolved. Transports with the same base, `fetch` and clock share budgets, read loops and all else in `shared`.
+ */
 export interface Transport {
   readonly base: string;
   readonly fetch: typeof fetch;
@@ -198,12 +200,12 @@ export interface Reply {
 }
 
 /**
- * Sends one HTTP request, with one deadline for headers and body together. Redirects are not followed (a signed URL must not
- * reach another host), no more than `maxBytes` of the body are read, and nothing is retried.
+ * Sends one HTTP request, with one deadline for headers and body together. Redirects are not followed (a signed URL must
+ * not reach another host), no more than `maxBytes` of the body are read, and nothing is retried.
  *
  * @throws {@link RateLimited} if its turn in the budget would come after `deadline`; nothing was sent
- * @throws {@link Unavailable} if there is no connection, the time is up, or the body is cut short or too large; whether the
- * request was executed is then unknown
+ * @throws {@link Unavailable} if there is no connection, the time is up, or the body is cut short or too large; whether
+ * the request was executed is then unknown
  * @throws the signal's reason when it aborts
  */
 export async function request(t: Transport, r: Request): Promise<Reply> {
@@ -313,8 +315,8 @@ export function failureOf(reply: Reply, bucket: 'read' | 'write', clock: Clock):
 }
 
 /**
- * Settles as the promise does, or rejects with the signal's reason if that aborts first. The work behind the promise goes on,
- * for others who wait for it.
+ * Settles as the promise does, or rejects with the signal's reason if that aborts first. The work behind the promise goes
+ * on, for others who wait for it.
  */
 export function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
   if (!signal) return promise;
@@ -366,7 +368,9 @@ export class Lanes {
   }
 }
 
-/** Work that several callers may wait for. It is aborted when the last of them leaves, so that it keeps no program alive. */
+/**
+ * Work that several callers may wait for. It is aborted when the last of them leaves, so that it keeps no program alive.
+ */
 export class Joint<T> {
   readonly #stop: AbortController = new AbortController();
   readonly #work: Promise<T>;
@@ -423,7 +427,9 @@ export function isTransient(e: unknown): boolean {
 /** Error codes of a connection that was never made: nothing can have been executed. */
 const NEVER_MADE =
   /^(ECONNREFUSED|ConnectionRefused|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|UND_ERR_CONNECT_TIMEOUT)$/;
-/** The same for errors without a code: Deno's message, after the address, and the messages about ports that fetch blocks. */
+/**
+ * The same for errors without a code: Deno's message, after the address, and the messages about ports that fetch blocks.
+ */
 const NEVER_MADE_WORDS = /^bad port$|^[^()]*\(\S*\): client error \(Connect\): |: Requests to port \d+ are blocked$/;
 
 /** Plain words for the most common of these codes. */
@@ -446,7 +452,9 @@ export function neverSent(e: unknown): boolean {
   return false;
 }
 
-/** Why a connection failed, for the end of a message: the platform's code alone, since its words may quote the address. */
+/**
+ * Why a connection failed, for the end of a message: the platform's code alone, since its words may quote the address.
+ */
 function reasonOf(e: unknown): string {
   for (const { code } of causesOf(e)) {
     if (typeof code === 'string' && /^\w{3,40}$/.test(code)) {
@@ -457,8 +465,8 @@ function reasonOf(e: unknown): string {
 }
 
 /**
- * The delay before the next attempt after `failures` + 1 failed ones, ms: a step that doubles from 100 ms to 10 s, of which
- * a random half to whole counts, on top of what the service asked for.
+ * The delay before the next attempt after `failures` + 1 failed ones, ms: a step that doubles from 100 ms to 10 s, of
+ * which a random half to whole counts, on top of what the service asked for.
  */
 export function backoffMs(failures: number, cause: unknown, random: (bytes: number) => Uint8Array): number {
   const asked = TechnocoreError.is(cause) ? ((cause as RateLimited | Unavailable).retryAfterMs ?? 0) : 0;
@@ -546,9 +554,9 @@ const MAX_PAUSE_MS = 60_000;
 const FLOOR_MS = [250, 2000] as const;
 
 /**
- * The long-poll loop: repeats a request without end and yields what it brings. Transient failures are waited out. An empty
- * answer that comes early (the server does not hold requests, or holds too many for this address already) is followed by a
- * pause, so that the loop is never busy.
+ * The long-poll loop: repeats a request without end and yields what it brings. Transient failures are waited out. An
+ * empty answer that comes early (the server does not hold requests, or holds too many for this address already) is
+ * followed by a pause, so that the loop is never busy.
  *
  * @param step one request, which the server may hold for `waitMs`
  * @throws what `step` throws, unless it is transient; the signal's reason when it aborts

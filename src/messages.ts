@@ -125,7 +125,9 @@ export function exportOf(text: string): Message[] {
   return messagesOf(records);
 }
 
-/** When a message was written, by the service's clock, in ms since the epoch; undefined if `ts` is not a time. @internal */
+/**
+ * When a message was written, by the service's clock, in ms since the epoch; undefined if `ts` is not a time. @internal
+ */
 export function writtenAt({ ts }: Message): number | undefined {
   const at = Date.parse(ts);
   return Number.isFinite(at) ? at : undefined;
@@ -137,8 +139,8 @@ export function writtenAt({ ts }: Message): number | undefined {
  *
  * @param room the room in which the message was read, which the signature covers
  * @param m the message as {@link read} or {@link follow} returns it
- * @returns `valid`; `invalid` if it carries a signature that does not fit; `unverifiable` if it carries none, because it is
- * unsigned or comes from a service before 0.11
+ * @returns `valid`; `invalid` if it carries a signature that does not fit; `unverifiable` if it carries none, because it
+ * is unsigned or comes from a service before 0.11
  */
 export function verifyMessage(room: string, m: Message): 'valid' | 'invalid' | 'unverifiable' {
   if (!isObject(m)) return 'invalid';
@@ -149,9 +151,9 @@ export function verifyMessage(room: string, m: Message): 'valid' | 'invalid' | '
 }
 
 /**
- * Explains why the signature of a message does not verify, as far as the message alone can tell. It tries the usual mistakes
- * (text not swept, zeros lost from the nonce, Unicode normalized, signed for another room), with at most 16 verifications.
- * Never throws.
+ * Explains why the signature of a message does not verify, as far as the message alone can tell. It tries the usual
+ * mistakes (text not swept, zeros lost from the nonce, Unicode normalized, signed for another room), with at most 16
+ * verifications. Never throws.
  *
  * @param room the room in which the message was read
  * @returns the most specific reason found; undefined if the signature verifies

@@ -69,7 +69,8 @@ export function roomClasses(room: string): RoomClasses {
   return classes;
 }
 
-// The multicodec prefix ed25519-pub. With these two bytes in front, the base58 of 32 bytes is always `6Mk` and 44 characters.
+// The multicodec prefix ed25519-pub. With these two bytes in front, the base58 of 32 bytes is always `6Mk` and 44
+// characters.
 const ED25519_PUB = [0xed, 0x01];
 
 /**
@@ -107,7 +108,8 @@ export function isDid(did: unknown): boolean {
 }
 
 /**
- * The fingerprint of a DID, which stands for it in the names of notes: the first 16 hex digits of the SHA-256 of its text.
+ * The fingerprint of a DID, which stands for it in the names of notes: the first 16 hex digits of the SHA-256 of its
+ * text.
  *
  * @throws {@link BadName} if it is not a DID
  */
@@ -149,8 +151,8 @@ const BAD_NONCE = /^[^|]*\|(?!\d{1,19}\|)[\s+.-]*\p{Nd}[\s+._\p{Nd}-]*\|/u;
 /**
  * Verifies an Ed25519 signature (RFC 8032) as strictly as the newest services do. The signature must be canonical
  * base64url, is verified without the cofactor, and neither it nor the key may hold a point of small order. A malformed
- * nonce, such as `-1` or `1.0`, in the place of a message's nonce is refused, and so is a text with lone surrogates, which
- * has no UTF-8 form. Never throws, whatever it is given.
+ * nonce, such as `-1` or `1.0`, in the place of a message's nonce is refused, and so is a text with lone surrogates,
+ * which has no UTF-8 form. Never throws, whatever it is given.
  *
  * To verify a message that was read from a room, use {@link verifyMessage}; to learn why it fails, {@link explain}.
  *

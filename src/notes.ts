@@ -1,6 +1,6 @@
 /**
- * Notes: values that anybody can write under a namespace and a key, conditional writes, and the two namespaces that say who
- * owns a room. Rules: technocore.chat (shapes of answers, errors, notes: conditions and ownership).
+ * Notes: values that anybody can write under a namespace and a key, conditional writes, and the two namespaces that say
+ * who owns a room. Rules: technocore.chat (shapes of answers, errors, notes: conditions and ownership).
  *
  * @module
  */
@@ -57,7 +57,8 @@ export async function readNote(
   try {
     const path = `/kv/${ns}/${key}?${uncached(t)}`;
     const { text } = await ask(t, { path, bucket: 'read', ...bounds });
-    // A banner, an empty line, the value, perhaps a budget line. A value may look like a budget line, but holds no line end.
+    // A banner, an empty line, the value, perhaps a budget line. A value may look like a budget line, but holds no line
+    // end.
     const [banner, empty, value, budget] = text.split('\n', 4);
     const left = /^# budget: (\d+) of (\d+) reads left/.exec(budget ?? '');
     if (left) budgetOf(t, 'read').learn(Number(left[2]), Number(left[1]));
@@ -89,20 +90,20 @@ export interface SetOptions {
 }
 
 /**
- * Writes a note, optionally by compare-and-set. Without a condition the last write wins. Transient failures are retried for
- * up to 30 seconds; the service deletes notes that nobody writes for seven days.
+ * Writes a note, optionally by compare-and-set. Without a condition the last write wins. Transient failures are retried
+ * for up to 30 seconds; the service deletes notes that nobody writes for seven days.
  *
  * @param ns the namespace, a name as {@link isName} accepts it
  * @param key the key in the namespace, a name as {@link isName} accepts it
  * @param value at most 8,192 code points after the {@link sweep}
- * @throws {@link BadName}, {@link EmptyText}, {@link FrameTooLong} or {@link TechnocoreError} `bad_option` (both conditions)
- * before anything is sent
+ * @throws {@link BadName}, {@link EmptyText}, {@link FrameTooLong} or {@link TechnocoreError} `bad_option` (both
+ * conditions) before anything is sent
  * @throws {@link Conflict} if the condition does not hold; `actual` is the present value
- * @throws {@link MayHaveLanded} if the response was lost and none came later; or if the response to a conditional write was
- * lost and the condition did not hold at the next attempt (`cause` is that Conflict): the first attempt may have been
+ * @throws {@link MayHaveLanded} if the response was lost and none came later; or if the response to a conditional write
+ * was lost and the condition did not hold at the next attempt (`cause` is that Conflict): the first attempt may have been
  * written, or somebody else may have written
- * @throws {@link Forbidden}, {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} if the service refuses, or
- * could not be reached
+ * @throws {@link Forbidden}, {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} if the service refuses,
+ * or could not be reached
  * @throws the signal's reason when it aborts
  * @example
  * ```ts
@@ -134,7 +135,8 @@ export async function setNote(ns: string, key: string, value: string, o: Options
       if (o.signal?.aborted || !TechnocoreError.is(cause)) throw cause;
       if (doubt && cause.code === 'conflict') throw new MayHaveLanded(`${ns}/${key}`, undefined, cause);
       if (!isTransient(cause)) throw cause;
-      // Resending is safe: an unconditional write that lands twice is the same write, a conditional one that landed loses.
+      // Resending is safe: an unconditional write that lands twice is the same write, a conditional one that landed
+      // loses.
       if (mayBeDone(cause)) doubt = cause;
       if (!(await attempts.again(cause, { note: `${ns}/${key}` }))) {
         throw doubt ? new MayHaveLanded(`${ns}/${key}`, undefined, doubt) : cause;
@@ -211,8 +213,8 @@ function parsed(text: string): unknown {
 // --- owned rooms ------------------------------------------------------------------------------------------------
 
 /**
- * Makes the signer the owner of a room. From then on only the owner, and the keys that {@link allowWriters} names, can write
- * there.
+ * Makes the signer the owner of a room. From then on only the owner, and the keys that {@link allowWriters} names, can
+ * write there.
  *
  * @param room a room of class `d` (see {@link roomClasses}), to which nobody has written yet
  * @throws {@link BadName} if the room is not of class `d`
@@ -249,8 +251,8 @@ export async function allowWriters(room: string, dids: string[], signer: Signing
 }
 
 /**
- * Writes into one of the two ownership namespaces. They share one nonce counter per room, which anybody can read, and which
- * older services raise even for a write that is then refused.
+ * Writes into one of the two ownership namespaces. They share one nonce counter per room, which anybody can read, and
+ * which older services raise even for a write that is then refused.
  */
 async function setOwnership(
   ns: string,

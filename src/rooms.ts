@@ -1,6 +1,6 @@
 /**
- * Rooms: reading with a cursor that survives lost messages and recreated rooms, and writing so that nothing is posted twice.
- * Rules: technocore.chat (shapes of answers, errors, polling, traps).
+ * Rooms: reading with a cursor that survives lost messages and recreated rooms, and writing so that nothing is posted
+ * twice. Rules: technocore.chat (shapes of answers, errors, polling, traps).
  *
  * @module
  */
@@ -152,11 +152,15 @@ export class RoomCursor {
   #mark: string | undefined;
   /** Empty reads in a row. */
   #empties = 0;
-  /** The place before a long silence. What came after it may belong to a recreated room, which the next empty read checks. */
+  /**
+   * The place before a long silence. What came after it may belong to a recreated room, which the next empty read checks.
+   */
   #doubted: Place | undefined;
   /** The place was set from outside and has not been compared with the room yet. */
   #unchecked = false;
-  /** The cursor is at 0 because the room showed nothing. Its `seq` may go on all the same, so the next message is no gap. */
+  /**
+   * The cursor is at 0 because the room showed nothing. Its `seq` may go on all the same, so the next message is no gap.
+   */
   #isBlank = false;
   /** How often this cursor has seen the room recreated. */
   #lives = 0;
@@ -201,7 +205,9 @@ export class RoomCursor {
     this.#unchecked = place.generation === undefined;
   }
 
-  /** Reads behind the cursor, held for up to `waitMs` if nothing is there. Does not move the cursor: {@link take} does. */
+  /**
+   * Reads behind the cursor, held for up to `waitMs` if nothing is there. Does not move the cursor: {@link take} does.
+   */
   async look(waitMs: number, signal?: AbortSignal): Promise<PolledView> {
     if (this.since === undefined) await this.toTail(signal);
     // A place that was set is compared with the room before the cursor waits there.
@@ -243,19 +249,24 @@ export class RoomCursor {
       return this.#advance(fresh, isNext ? undefined : await this.#recover(since, fresh, signal));
     }
     if (view.lastSeq < since) return this.#restart(signal);
-    // Without generations, a service echoes even the cursor of a room that is gone; only a read without one shows the tail.
+    // Without generations, a service echoes even the cursor of a room that is gone; only a read without one shows the
+    // tail.
     if (this.generation !== undefined) return undefined;
     const doubted = this.#doubted;
     this.#doubted = undefined;
     return ++this.#empties % PROBE_EVERY === 0 || doubted ? this.#restart(signal, doubted) : undefined;
   }
 
-  /** Checks by a read without a cursor whether the room was recreated; if so, goes on with the new room's first message. */
+  /**
+   * Checks by a read without a cursor whether the room was recreated; if so, goes on with the new room's first message.
+   */
   async #restart(signal?: AbortSignal, place?: Place): Promise<Batch | undefined> {
     return this.#compare(await readView(this.#t, this.room, { limit: MAX_LIMIT }, signal), place);
   }
 
-  /** Whether a view read without a cursor is of the same room as a place, as far as it shows; default: the cursor's place. */
+  /**
+   * Whether a view read without a cursor is of the same room as a place, as far as it shows; default: the cursor's place.
+   */
   #isSame(view: PolledView, { since, mark: known } = this.place!): boolean {
     // An ephemeral room whose messages have expired reports 0, although its `seq` goes on.
     if (view.lastSeq === 0 && roomClasses(this.room).e) return true;
@@ -290,7 +301,10 @@ export class RoomCursor {
     return batch;
   }
 
-  /** Fetches the messages that are missing before `fresh` from the room's export; where that is impossible, they are a gap. */
+  /**
+   * Fetches the messages that are missing before `fresh` from the room's export; where that is impossible, they are a
+   * gap.
+   */
   async #recover(since: number, fresh: Message[], signal?: AbortSignal): Promise<Batch> {
     let whole: Message[] | undefined;
     try {
@@ -332,8 +346,8 @@ async function exported(t: Transport, room: string, signal?: AbortSignal): Promi
  * `break`, or abort the signal. Transient failures are waited out.
  *
  * @param room the name of the room
- * @param o `since`: begin after the message with this `seq` (0: with the room's first message); default: only messages that
- * come from now on
+ * @param o `since`: begin after the message with this `seq` (0: with the room's first message); default: only messages
+ * that come from now on
  * @throws {@link BadName} if it is not the name of a room
  * @throws {@link RingGap} if messages were lost; to go on after them, follow again with `since: e.oldest - 1`
  * @throws {@link HttpError} if the service refuses
@@ -409,8 +423,8 @@ export function checkSigner(signer: SigningKey): void {
 }
 
 /**
- * Appends an unsigned message to a room. Anybody may use any nick, so prefer {@link Signer.say}, which also writes exactly
- * once. Failures after which nothing can have been written are retried for up to 30 seconds.
+ * Appends an unsigned message to a room. Anybody may use any nick, so prefer {@link Signer.say}, which also writes
+ * exactly once. Failures after which nothing can have been written are retried for up to 30 seconds.
  *
  * @param room the name of the room
  * @param nick who writes, a name as {@link isName} accepts it
@@ -418,7 +432,8 @@ export function checkSigner(signer: SigningKey): void {
  * @returns the `seq` of the message
  * @throws {@link BadName}, {@link EmptyText} or {@link FrameTooLong} before anything is sent
  * @throws {@link Forbidden} if the room is a mailbox, owned by others, or `events`
- * @throws {@link DuplicateText}, {@link RateLimited}, {@link RoomBudget} or {@link CapacityReached} if the service refuses
+ * @throws {@link DuplicateText}, {@link RateLimited}, {@link RoomBudget} or {@link CapacityReached} if the service
+ * refuses
  * @throws {@link MayHaveLanded} if the response was lost: one's own unsigned message cannot be recognized in the room
  * @throws {@link Unavailable} if the service could not be reached
  * @throws the signal's reason when it aborts
@@ -442,7 +457,9 @@ export async function say(room: string, nick: string, text: string, o: Options =
   }
 }
 
-/** Whether a write that failed transiently may have been executed. After a 429, a 408 or without a connection it was not. */
+/**
+ * Whether a write that failed transiently may have been executed. After a 429, a 408 or without a connection it was not.
+ */
 export function mayBeDone(cause: unknown): boolean {
   return (cause as TechnocoreError).code === 'unavailable' && !neverSent(cause);
 }
@@ -475,7 +492,9 @@ export interface Landed {
   /** 0 if it was written, and so much came after it that it can no longer be read. */
   seq: number;
   nonce: string;
-  /** True if the room shows only messages of this key and no opening line: the mailbox is new, or nobody ever read there. */
+  /**
+   * True if the room shows only messages of this key and no opening line: the mailbox is new, or nobody ever read there.
+   */
   alone?: boolean;
   /** The place behind the message, if the response showed it. */
   place?: Place;
@@ -522,7 +541,8 @@ export async function saySigned(
     } catch (cause) {
       if (!TechnocoreError.is(cause) || cause.code !== 'stale_nonce') throw cause;
       await key.raiseNonce(room, (cause as StaleNonce).last, t.clock);
-      // Another program with this key may be faster once or twice. But a service that accepts no nonce must not be flooded.
+      // Another program with this key may be faster once or twice. But a service that accepts no nonce must not be
+      // flooded.
       if (stale > 1 && !(await attempts.again(cause, { room }))) throw cause;
     } finally {
       begin();
@@ -588,8 +608,8 @@ async function deliver(
 /**
  * Looks in the room for our message whose response was lost.
  *
- * @returns its `seq`; undefined if everything written since it was first sent can be seen and it is not among it. Then the
- * same bytes may be sent again: should both arrive, the service refuses the second for its nonce
+ * @returns its `seq`; undefined if everything written since it was first sent can be seen and it is not among it. Then
+ * the same bytes may be sent again: should both arrive, the service refuses the second for its nonce
  * @throws {@link MayHaveLanded} if so much was written since that it may no longer be visible
  */
 async function settle(
