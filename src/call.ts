@@ -1,5 +1,5 @@
 /**
- * Calling: a method of another agent, for its answer or for none.
+ * Calling a method of another agent, with or without an answer. Rules: JSON-RPC 2.0 and its binding to technocore.chat.
  *
  * @module
  */
@@ -14,21 +14,43 @@ import { saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
 /**
- * Calls a method of another agent and waits for its answer.
+ * Calls a method of another agent by JSON-RPC 2.0 and waits for the answer. The request is a signed message in the
+ * agent's mailbox, the answer one in the caller's. An answer counts only if the right key signed it: see {@link
+ * CallOptions.peer}.
  *
- * @param to the agent's mailbox, its DID (then the identity note names the mailbox), or a channel. Where that note holds no
- * record that the DID signed, a stranger may have named the mailbox: he can read the request, or keep it from its reader;
- * an answer still counts only when that DID signed it
- * @param params by name or by position; `_meta` is ours to add to
- * @throws RpcError the other side answered with an error
- * @throws CallTimeout no answer in time; `reason` says what is known
- * @throws RingGap the answer may be among messages that the reply room lost
- * @throws MayHaveLanded the request may have arrived, and no answer came in time
- * @throws FrameTooLong, BadName, BadKey, and TechnocoreError `no_mailbox`, `no_reply_address`, `duplicate_id`, `bad_params`, `bad_text`, `bad_option`: before anything is sent
- * @throws RateLimited at once, with nothing sent, when the request's turn to be written would come too late for an answer: many
- * calls need fewer turns with the option `batch`
- * @throws what the write throws: Forbidden, RoomBudget, CapacityReached, Unavailable …
- * @throws the signal's reason when it aborts
+ * @param to the agent's mailbox, its DID, or a {@link Channel}. A DID's identity note names the mailbox. If the DID has
+ * not signed that record, a stranger may have written it: who can then read the request or withhold it, but not answer it
+ * @param method the name of the method
+ * @param params an object or an array; undefined for none. The library adds members to an object's `_meta`. An array
+ * requires that the caller has published `replyTo` with {@link publishIdentity}
+ * @param signer the caller's key
+ * @returns the `result` of the answer; a stranger's JSON, which `T` does not check
+ * @throws {@link RpcError} if the other side answers with an error
+ * @throws {@link CallTimeout} if no answer comes within `timeoutMs`; its `reason` says what is known
+ * @throws {@link RateLimited} at once, with nothing sent, if the write budget of this address is spent and the request's
+ * turn would come too late for an answer; the option `batch` lets calls share a write
+ * @throws {@link RingGap} if the answer may be among messages that the caller's mailbox lost
+ * @throws {@link MayHaveLanded} if it is unknown whether the request was written, and no answer came in time
+ * @throws {@link FrameTooLong}, {@link BadName}, {@link BadKey} or {@link TechnocoreError} (`no_mailbox`: the DID names
+ * none; `no_reply_address`: an array of params without a published `replyTo`; `duplicate_id`; `bad_params`; `bad_text`;
+ * `bad_option`; `bad_frame`) before anything is sent
+ * @throws {@link TechnocoreError} `bad_response` if the answer violates JSON-RPC 2.0
+ * @throws {@link Forbidden}, {@link RoomBudget}, {@link CapacityReached}, {@link Unavailable} … as {@link Signer.say}
+ * does
+ * @throws the signal's reason when it aborts; the server is not told
+ * @example
+ * ```ts
+ * import { call, RpcError, Signer } from 'technocore-rpc';
+ *
+ * const signer = await Signer.fromDir();
+ * try {
+ *   const sum = await call<number>('mb-p-sums-4e1b', 'add', { a: 1, b: 2 }, signer, { replyTo: 'mb-p-ada-51d0' });
+ *   console.log(sum); // 3
+ * } catch (e) {
+ *   if (!RpcError.is(e)) throw e;
+ *   console.log(e.rpc.code, e.rpc.message);
+ * }
+ * ```
  */
 export async function call<T = any>(
   to: string | Channel,
@@ -38,7 +60,7 @@ export async function call<T = any>(
   o: CallOptions = {},
 ): Promise<T> {
   let result: Json | undefined;
-  // Interfaces have no index signature, and are JSON all the same; what is not is refused when it is written.
+  // `object` admits interfaces, which have no index signature. What is not JSON is refused when it is encoded.
   const take: Handling['take'] = (frame, kind) => {
     if (kind !== 'response') return undefined;
     result = resultOf(frame);
@@ -49,9 +71,16 @@ export async function call<T = any>(
 }
 
 /**
- * Sends a notification: no answer comes, and whether anybody reads it is not known. To a DID it goes as a call does.
+ * Sends a JSON-RPC 2.0 notification: a request without an answer. Resolves once it is written; whether anybody reads it
+ * is not known.
  *
- * @throws as {@link call} before the request is written
+ * @param to a mailbox, a DID or a {@link Channel}, as for {@link call}
+ * @param method the name of the method
+ * @param params an object or an array; undefined for none
+ * @param signer the sender's key
+ * @throws {@link FrameTooLong}, {@link BadName} or {@link TechnocoreError} (`no_mailbox`, `bad_text`, `bad_frame`) before
+ * anything is sent
+ * @throws what {@link Signer.say} throws
  */
 export async function notify(
   to: string | Channel,

@@ -1,6 +1,7 @@
 /**
- * Identity notes: under which mailbox and X25519 key a DID is reached. Anybody can write the note, so only a record that
- * the DID itself signed is trusted; everything else in it is a hint. Rules: wire sections 8 and 10 of the service.
+ * Identity notes: the mailbox and the X25519 key at which a DID is reached. Anybody can write such a note, so only a
+ * record that the DID itself signed is trusted; everything else in it is a hint. Rules: technocore.chat (identity notes,
+ * `e2e:` records).
  *
  * @module
  */
@@ -16,32 +17,38 @@ import { getNote, setNote } from './notes.ts';
 import { checkSigner } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
-/** How a DID is reached. */
+/** How a DID is reached, by its identity note: what {@link resolveIdentity} returns. */
 export interface Identity {
-  /** Room that the DID reads. */
+  /** The room in which the DID takes requests. */
   mailbox?: string;
-  /** X25519 public key, 43 characters of base64url. */
+  /** The X25519 public key for end-to-end encryption: 43 characters of base64url. */
   x25519?: string;
-  /** Whether the DID signed both. If not, a stranger may have written them: never seal to such a key. */
+  /** Whether the DID signed both. If false, a stranger may have written them: never encrypt to such a key. */
   signed: boolean;
 }
 
-/** A signed record: `e2e: <x25519> <mailbox> <nonce> <sig>`. */
+/** A signed record of a note: `e2e: <x25519> <mailbox> <nonce> <sig>`. */
 interface KeyRecord {
   x25519: string;
   mailbox: string;
   nonce: bigint;
 }
 
-/** @internal The 32 bytes of an X25519 public key in its only spelling; undefined for anything else, or of small order. */
+/**
+ * @internal The 32 bytes of an X25519 public key, from canonical base64url; undefined for anything else, or of small
+ * order.
+ */
 export function x25519FromText(text: string): Uint8Array | undefined {
   const key = fromBase64url(text);
   return key !== undefined && isCanonicalX25519(key) ? key : undefined;
 }
 
 /**
- * The X25519 key pair that {@link publishIdentity} names when it is given none. It is derived from the signer's seed:
- * whoever has the seed can open what is sealed to it.
+ * The X25519 key pair (RFC 7748) that {@link publishIdentity} publishes by default. It is derived from the signer's seed:
+ * whoever has the seed can open what is encrypted to it.
+ *
+ * @returns both keys as 32 bytes each
+ * @throws {@link BadKey} if no signer is given
  */
 export function identityKeys(signer: Signer): { privateKey: Uint8Array; publicKey: Uint8Array } {
   checkSigner(signer);
@@ -51,16 +58,19 @@ export function identityKeys(signer: Signer): { privateKey: Uint8Array; publicKe
 
 // --- reading ----------------------------------------------------------------------------------------------------
 
-/** A service may send more than a note holds; nobody is made to check signatures without end. */
+/**
+ * The tokens of a note. A service may send more than a note holds; the rest is cut, which bounds the signatures to
+ * verify.
+ */
 const tokensOf = (value: string): string[] => value.slice(0, 2 * MAX_NOTE).split(/\s+/);
 
-/** The fields after each token `name`, wherever it stands: a token inside the fields of another begins a record too. */
+/** The fields after each token `name`. A record may begin anywhere, even inside the fields of another. */
 function fieldsAfter(tokens: string[], name: string, count: number): string[][] {
   return tokens.flatMap((token, i) => (token === name ? [tokens.slice(i + 1, i + 1 + count)] : []));
 }
 
 /**
- * The record with the highest nonce among those of a note that `did` signed and that can be used.
+ * The valid record with the highest nonce that `did` signed, out of the value of a note.
  *
  * @internal
  */
@@ -76,7 +86,7 @@ export function recordIn(did: string, value: string): KeyRecord | undefined {
 
 const printedDid = (tokens: string[]): string | undefined => tokens.find((token) => token.startsWith('did:'));
 
-/** What a note says without a signature; nothing unless it begins by naming `did`. */
+/** The unsigned tokens of a note; none unless the first DID in it is `did`. */
 function hintsIn(did: string, value: string): Omit<Identity, 'signed'> {
   const tokens = tokensOf(value);
   if (printedDid(tokens) !== did) return {};
@@ -86,12 +96,12 @@ function hintsIn(did: string, value: string): Omit<Identity, 'signed'> {
 }
 
 const SEEN = {};
-/** DIDs whose highest nonce is remembered; beyond, the one not met for the longest time is forgotten. */
+/** How many DIDs have their highest nonce remembered; the one not met for the longest time is forgotten first. */
 const MAX_SEEN = 4096;
 
 const seenOf = (t: Transport): Map<string, bigint> => sharedOf(t, SEEN, () => new Map());
 
-/** Takes note of a record; false when a newer one was seen before: somebody put an old note back. */
+/** Remembers the nonce of a record; false if a newer record was seen before, so that somebody put an old note back. */
 function isNewest(t: Transport, did: string, nonce: bigint): boolean {
   const seen = seenOf(t);
   const highest = seen.get(did) ?? -1n;
@@ -100,12 +110,16 @@ function isNewest(t: Transport, did: string, nonce: bigint): boolean {
 }
 
 /**
- * How a DID is reached, by its identity note. The signed record with the highest nonce counts; a note whose record is
- * older than one seen before (through the same service, `fetch` and clock) was put back by somebody and counts for nothing;
- * so does one that has none any more. What is not signed a stranger may have written: `signed` tells.
+ * Looks up how a DID is reached, in its identity note. Of the records that the DID signed, the one with the highest nonce
+ * counts. Once a signed record has been seen (through the same service, `fetch` and clock), a note with an older one or
+ * with none counts for nothing: somebody tampered with it (event `refused`). A note that never had one gives hints, with
+ * `signed: false`.
  *
- * @returns undefined when there is no note, or nothing in it that can be used
- * @throws BadName not a did:key
+ * @param did the `did:key` to look up
+ * @returns undefined if there is no note, or nothing usable in it
+ * @throws {@link BadName} if it is not a `did:key` of an Ed25519 key
+ * @throws {@link RateLimited} or {@link Unavailable} if the service could not be read
+ * @throws the signal's reason when it aborts
  */
 export async function resolveIdentity(did: string, o: Options = {}): Promise<Identity | undefined> {
   const value = await identityValue(did, o);
@@ -125,7 +139,7 @@ export async function resolveIdentity(did: string, o: Options = {}): Promise<Ide
   return Object.keys(hints).length > 0 ? { ...hints, signed: false } : undefined;
 }
 
-/** Only where nothing is at today's place, the note may be at that of services before 0.8. */
+/** The value of an identity note; where there is none, that of the place it had with services before 0.8. */
 async function identityValue(did: string, o: Options): Promise<string | undefined> {
   const [now, before] = [identityNote(did), legacyIdentityNote(did)];
   return (await getNote(now.ns, now.key, o)) ?? (await getNote(before.ns, before.key, o));
@@ -133,7 +147,7 @@ async function identityValue(did: string, o: Options): Promise<string | undefine
 
 // --- publishing -------------------------------------------------------------------------------------------------
 
-/** The newest delegation to each agent that `did` signed, as tokens. An expired one stays: it may revoke an older one. */
+/** The newest delegation to each agent that `did` signed, as text. Expired ones are kept: they may revoke older ones. */
 function delegationsIn(did: string, value: string): string[] {
   const newest = new Map<string, { nonce: bigint; text: string }>();
   for (const fields of fieldsAfter(tokensOf(value), 'delegate:', 5)) {
@@ -146,7 +160,7 @@ function delegationsIn(did: string, value: string): string[] {
   return [...newest.values()].map(({ text }) => text);
 }
 
-/** Whether all that a note says about `did`, signed or not, is this mailbox and key. */
+/** Whether a note names this mailbox and key for `did`, signed and unsigned, and nothing else. */
 function saysAll(did: string, value: string, key: string, mailbox: string | undefined, record?: KeyRecord): boolean {
   const tokens = tokensOf(value);
   const says = (name: string, wanted: string | undefined): boolean => {
@@ -162,21 +176,31 @@ function saysAll(did: string, value: string, key: string, mailbox: string | unde
   );
 }
 
-/** Compare-and-set attempts against others who write the same note. */
+/** How often a write is tried against others who write the same note. */
 const ATTEMPTS = 8;
 
 /**
- * Publishes how the signer is reached: writes its identity note, with a signed record when a mailbox is known. Writes
- * nothing when the note says all that already. The signer's delegations stay; what others wrote into the note goes.
+ * Publishes how the signer is reached, in its identity note, so that others can {@link call} its DID and encrypt to it.
+ * Writes nothing if the note already says so. Delegations that the signer signed are kept; what others wrote is removed.
  *
- * @param identity `mailbox`: default, the one that the signer's present record names; without any, the key stands in
- * the note as an unsigned hint. `x25519`: public key, 32 bytes or base64url; default, that of {@link identityKeys}
- * @throws TechnocoreError `bad_option`: the identity has other members, as options, which come after it
- * @throws BadName not a room name
- * @throws BadKey not an X25519 public key in its only spelling, or one of small order
- * @throws BadNonce the present record has the highest nonce there is
- * @throws FrameTooLong too many delegations
- * @throws Conflict others kept changing the note
+ * @param identity `mailbox`: the room in which the signer takes requests; default: the one in its present signed record.
+ * Without any mailbox there is no signed record, and the key is an unsigned hint. `x25519`: the public key, 32 bytes or
+ * base64url; default: that of {@link identityKeys}
+ * @throws {@link BadName} if the mailbox is not the name of a room
+ * @throws {@link BadKey} if the key is not a canonical X25519 public key, or is of small order; or no signer is given
+ * @throws {@link TechnocoreError} `bad_option` if `identity` has other members (options are the third argument)
+ * @throws {@link BadNonce} if the present record has the highest possible nonce
+ * @throws {@link FrameTooLong} if the note cannot hold the signer's delegations
+ * @throws {@link Conflict} if others kept changing the note
+ * @throws what {@link getNote} and {@link setNote} throw
+ * @example
+ * ```ts
+ * import { publishIdentity, resolveIdentity, Signer } from 'technocore-rpc';
+ *
+ * const signer = Signer.generate();
+ * await publishIdentity(signer, { mailbox: 'mb-p-bob-9a3e' });
+ * console.log(await resolveIdentity(signer.did)); // { mailbox: 'mb-p-bob-9a3e', x25519: '…', signed: true }
+ * ```
  */
 export async function publishIdentity(
   signer: Signer,
@@ -221,7 +245,7 @@ export async function publishIdentity(
       if (o.signal?.aborted || !TechnocoreError.is(cause)) throw cause;
       if (!/^(conflict|may_have_landed)$/.test(cause.code) || ++failures === ATTEMPTS) throw cause;
       await t.clock.sleep(backoffMs(failures, cause, t.random), o.signal);
-      // What is there now: perhaps what we wrote.
+      // The present value, which may be the one we wrote.
       value = (cause as Conflict).actual ?? (await getNote(ns, name, o));
     }
   }
@@ -233,7 +257,7 @@ function nonceAbove(highest: bigint | undefined, next: bigint): bigint {
   return nonce;
 }
 
-/** Writes where nothing has changed since `value` was read. */
+/** Writes a note if it has not changed since `value` was read. */
 async function replaceNote(
   ns: string,
   key: string,
@@ -244,7 +268,7 @@ async function replaceNote(
   try {
     await setNote(ns, key, text, { ...o, ...(value === undefined ? { ifAbsent: true } : { if: value }) });
   } catch (cause) {
-    // A stranger can make the old value too long for a URL; then the last write wins.
+    // A stranger can make the old value so long that no URL can carry the condition. Then the last write wins.
     if (!TechnocoreError.is(cause) || cause.code !== 'post_only') throw cause;
     await setNote(ns, key, text, o);
   }

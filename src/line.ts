@@ -1,6 +1,6 @@
 /**
- * Lines: whom a call goes to, through which channel, where the answer comes, whose it must be, and what the request says of
- * that.
+ * Lines: to whom a call goes, through which channel, where its answer arrives, whose answer counts, and how the request
+ * says so.
  *
  * @module
  */
@@ -17,41 +17,55 @@ import { isDid } from './names.ts';
 import type { Signer } from './signer.ts';
 import { SPILL_META, spilledFrame } from './spill.ts';
 
-/** Member of `params._meta` that names the room for the answer. */
+/** The member of `params._meta` that names the room for the answer. */
 export const REPLY_META = 'chat.technocore/reply';
 
-/** Options of {@link call}. Its request fits one message, or is not sent; only `mcpCallTool` and `RoomClientTransport` put longer ones into notes. */
+/**
+ * Options of {@link call}, and of the functions built on it. A request must fit into one message of 4,096 characters;
+ * only {@link mcpCallTool} and `RoomClientTransport` put longer ones into notes.
+ */
 export interface CallOptions extends Options {
-  /** Our mailbox, where the answer goes. Needed unless the call goes over a channel. One for each client is enough. */
+  /**
+   * The caller's own mailbox, to which the answer goes: a room whose name begins with `mb-`, other than the one called.
+   * Required, except with a channel. One is enough for all calls of a program.
+   */
   replyTo?: string;
-  /** How long to wait for the answer, ms; default 30,000. */
+  /** How long to wait for the answer, in milliseconds; default 30,000. */
   timeoutMs?: number;
   /**
-   * The request's id; default: one that no other call has, and no other key may use. With one of your own a repeated call
-   * gets the kept answer; but whoever sees it can have another question answered under it.
+   * The id of the request. Default: a new one, which servers of this library accept from this key alone. With an id of
+   * your own, a repeated call gets the answer that the server kept; but whoever sees the id can use it for a request of
+   * theirs.
    */
   id?: string;
-  /** The DID that must answer; default: the one called, else the first key that ever answered from that mailbox. */
+  /** The DID whose answer counts. Default: the DID called; of a mailbox, the first key that ever answered from it. */
   peer?: string;
-  /** How often the same request is sent again within `timeoutMs`, when no answer comes; default 0. Needs a server that knows repeats. */
+  /**
+   * How often the same request is sent again within `timeoutMs` while no answer comes; default 0. Safe with servers of
+   * this library, which run a request once; others may run it again.
+   */
   retry?: number;
   /**
-   * Lets calls that wait to be written to one mailbox share a message, and so a write of the budget: those of one moment go
-   * at once and together, as do those that come meanwhile, and are answered together. Default false. Calls of MCP never share.
+   * Whether calls that are made at the same time to the same mailbox may share a message, as a JSON-RPC batch. It saves
+   * writes, of which an address has few: calls of one moment are sent at once in one message, and those made while it is
+   * being written follow in the next. They are also answered together. Default false. MCP requests never share a message.
    */
   batch?: boolean;
-  /** `frugal`: no more reads than one that is parked. Default `fast`: a few more, within the read budget, for half the latency. */
+  /**
+   * `fast` (default): spends a few more reads, within the read budget, to halve the latency on services that look for new
+   * messages in steps of half a second. `frugal`: one long-polling read at a time.
+   */
   latency?: 'fast' | 'frugal';
 }
 
-/** Where a call goes, and how its answer is known. */
+/** Where a call goes, and how its answer is recognized. */
 export interface Line {
   channel: Channel;
   inbox: Inbox;
-  /** Named in requests, so that the answer finds us; a channel needs none. */
+  /** The mailbox that requests name for the answer; undefined with a channel. */
   replyTo: string | undefined;
   epoch(): number;
-  /** The keys that answered first, by what was called. */
+  /** The key that answered first, by the mailbox or channel called. */
   pins: Map<string, string>;
   /** The only key whose answers count; undefined: whichever answers first. */
   peer: string | undefined;
@@ -63,7 +77,7 @@ const PINS = {};
 const MAX_PINS = 1024;
 const channelPins = new WeakMap<Channel, Map<string, string>>();
 
-/** The identity of a DID, not older than five minutes. */
+/** How a DID is reached, as read within the last five minutes. */
 async function identityOf(t: Transport, did: string, o: Options): Promise<Identity | undefined> {
   const known = sharedOf(t, IDENTITIES, () => new Map<string, { until: number; identity: Identity | undefined }>());
   const now = t.clock.now();
@@ -77,15 +91,17 @@ async function identityOf(t: Transport, did: string, o: Options): Promise<Identi
 }
 
 /**
+ * The option `replyTo`.
+ *
  * @internal
- * @throws BadName it was forgotten
+ * @throws {@link BadName} if it is missing
  */
 export function replyToOf({ replyTo }: CallOptions): string {
   if (replyTo !== undefined) return replyTo;
   throw new BadName(replyTo, 'a call to a mailbox needs the option replyTo, a mailbox of our own for the answer');
 }
 
-/** The mailbox to write to: the one given, or the one a DID names. */
+/** The mailbox to write to: the one given, or the one that a DID's identity note names. */
 export async function mailboxOf(t: Transport, to: string, o: Options): Promise<string> {
   if (!isDid(to)) return checkMailbox(to);
   const mailbox = (await identityOf(t, to, o))?.mailbox;
@@ -101,7 +117,7 @@ export async function lineOf(
   o: CallOptions,
 ): Promise<Line> {
   if (isChannel(to)) {
-    // Its ids would be taken for those of another key.
+    // The ids of our requests would be taken for those of another key.
     if (isDid(to.self) && to.self !== signer.did) throw new BadKey('the channel is another signer’s');
     const pins = getOrMake(channelPins, to, () => new Map<string, string>());
     return {
@@ -118,7 +134,7 @@ export async function lineOf(
   if (mailbox === replyTo) throw new BadName(replyTo, 'an answer cannot come through the mailbox that is called');
   const channel = mailboxPair(t, signer, mailbox, replyTo, o.latency);
   if (Array.isArray(params)) {
-    // Positional params have no _meta: only our identity record can tell where the answer goes.
+    // Positional params have no `_meta`: only our identity record can say where the answer goes.
     const own = await identityOf(t, signer.did, o);
     if (!own?.signed || own.mailbox !== replyTo) {
       throw new TechnocoreError(
@@ -132,7 +148,7 @@ export async function lineOf(
   return { channel, inbox: inboxOf(t, replyTo), replyTo, epoch: () => feedOf(t, replyTo).epoch, pins, peer };
 }
 
-/** Remembers whose answer came from what was called: from then on, nobody else's counts there. */
+/** Remembers the key that answered: from then on, only its answers from that mailbox or channel count. */
 export function pin(line: Line, from: string): void {
   const { pins, channel } = line;
   line.peer = from;
@@ -140,7 +156,10 @@ export function pin(line: Line, from: string): void {
   remember(pins, channel.room, from, MAX_PINS);
 }
 
-/** Params with the reply address in `_meta`, and that we read spilled answers; positional ones as they are. */
+/**
+ * Adds to params, in `_meta`, the mailbox for the answer and whether we read answers from notes. Positional params are
+ * returned unchanged.
+ */
 export function addressed(params: Json | undefined, replyTo: string | undefined, spills: boolean): Json | undefined {
   if ((replyTo === undefined && !spills) || (params !== undefined && !isObject(params))) return params;
   const meta = params?.['_meta'];
@@ -154,7 +173,7 @@ export function addressed(params: Json | undefined, replyTo: string | undefined,
   };
 }
 
-/** A request as one line: itself, or once it is put into notes, what stands for it. */
+/** A request as one line: itself, or if it is too long, a frame that names the notes into which it was put. */
 export async function shortened(channel: Channel, request: JsonObject, replyTo: string | undefined): Promise<string> {
   const text = encodeLong(request);
   const limit = limitOf(channel);
