@@ -1,6 +1,6 @@
 /**
- * Channels: where frames go and come from. `serve` and `call` know nothing else of rooms, sealed rooms or parley
- * sessions. The first kind is here: mailboxes, each read by one loop however many listen.
+ * Channels: where frames go to and come from. All that `serve` and `call` know of rooms, sealed rooms and parley sessions
+ * is this interface. The first kind of channel is here: a pair of mailboxes, each read by one loop however many listen.
  *
  * @module
  */
@@ -15,49 +15,54 @@ import { type Spill, spillOf } from './spill.ts';
 
 export type { Incoming, Listener } from './feed.ts';
 
-/** How to send. */
+/** Options of {@link Channel.send}. */
 export interface SendOptions {
+  /** Aborts sending, which then rejects with the signal's reason. */
   signal?: AbortSignal;
-  /** Clock time, ms, after which it is not tried any more. */
+  /** When to give up, in milliseconds since the epoch by the transport's clock; default: the channel's own patience. */
   deadline?: number;
 }
 
-/** What became of a frame that was sent. */
+/** The result of {@link Channel.send}. */
 export interface Sent {
+  /** The position of the message in its room or session; 0 if it is not known, or not sent yet. */
   seq: number;
-  /** True when neither another writer was seen there nor anybody who reads there. */
+  /** True if the room shows no other writer, and nobody who reads there. */
   alone?: boolean;
 }
 
-/** A way to exchange frames with one or more peers whose identity it proves. */
+/**
+ * A way to exchange frames with one or more peers, whose identity it proves. {@link serve} and {@link call} take a
+ * channel in place of a mailbox: from {@link mailboxes}, {@link sealed}, {@link connectSealed} or a parley session.
+ */
 export interface Channel {
-  /** Name of what it runs through, for contexts and errors. */
+  /** The name of what the channel runs through, such as a room; for contexts and errors. */
   readonly room: string;
   /**
-   * Our own identity, where what we send comes back to us as an echo; else `''`, and then one identity may speak with itself,
-   * as two programs with one key do.
+   * Our own identity on a channel that returns what we send as an echo, by which echoes are ignored. `''` on any other,
+   * where two programs with the same key can talk to each other.
    */
   readonly self: string;
   /**
-   * Begins to listen; resolves once no later message can be missed.
+   * Begins to listen. Resolves once no later message can be missed.
    *
-   * @returns ends the listening
+   * @returns a function that ends the listening
    */
   listen(listener: Listener, signal?: AbortSignal): Promise<() => void>;
-  /** Most characters of one frame; absent: {@link MAX_TEXT}. */
+  /** The most characters of one frame; default {@link MAX_TEXT}. */
   readonly limit?: number;
   /** Sends one frame, as text. */
   send(text: string, o?: SendOptions): Promise<Sent>;
-  /** How texts go that are too large for a frame; absent: not at all. */
+  /** How texts that are too long for a frame are sent; absent if they cannot be. */
   readonly spill?: Spill;
 }
 
 // --- mailboxes ---------------------------------------------------------------------------------------------------
 
 /**
- * The name itself, if it is that of a mailbox: a room of class `mb`, which takes signed writes only.
+ * Returns the name if it is that of a mailbox: a room of class `mb`, which takes signed messages only.
  *
- * @throws BadName any other name
+ * @throws {@link BadName} for any other name
  */
 export function checkMailbox(room: string): string {
   if (isMailbox(room)) return room;
@@ -69,7 +74,7 @@ export function checkMailbox(room: string): string {
   );
 }
 
-/** True for the name of a mailbox. */
+/** True if a value is the name of a mailbox. */
 export function isMailbox(room: unknown): room is string {
   return isName(room) && roomClasses(room as string).mb;
 }
@@ -78,22 +83,24 @@ const OPENED = {};
 const openedOf = (t: Transport): Map<string, Opened> => sharedOf(t, OPENED, () => new Map());
 const MAX_OPENED = 1024;
 /**
- * How far behind the newest message a line is still seen by everybody who looks for it: they read 200, or of the longest
- * ones those of the last 1 MiB.
+ * How many messages behind the newest an opening line is certainly still seen: readers get 200, or those of the last 1
+ * MiB if they are long.
  */
 const IN_SIGHT = 50;
-/** The same in time, for rooms whose messages expire, ms. */
+/** For how long it is seen in rooms whose messages expire, ms. */
 const IN_SIGHT_MS = 300_000;
-/** How long a line of ours may be ahead of what was read, ms. */
+/** How long a line that we wrote may be ahead of what was read, ms. */
 const AHEAD_MS = 60_000;
 
-/** A line of ours in a mailbox of ours. */
+/** A line that our key has written into our mailbox, which shows that the mailbox is ours. */
 interface Line {
   readonly seq: number;
   readonly at: number;
-  /** The life of the room it stands in, once somebody has read there. */
+  /** The epoch of the room that it stands in, once somebody has read there. */
   epoch?: number;
-  /** Where the room begins, while nobody has begun there, if nobody opened it before: all that came before it waits. */
+  /**
+   * If nobody had opened the mailbox before: the beginning of the room, so that what waits there is served. Used once.
+   */
   first?: Place;
 }
 
@@ -101,18 +108,18 @@ interface Line {
 interface Opened {
   readonly opening: Joint<void>;
   line?: Line;
-  /** While another line is being written. */
+  /** True while another line is being written. */
   isRenewed?: boolean;
 }
 
-/** Whether a line still shows, as far as the one who reads the room can tell. */
+/** Whether a line is still in sight of others, as far as the reader of the room can tell. */
 function isInSight(t: Transport, room: string, line: Line, feed: Feed): boolean {
   const { place, epoch } = feed;
   if (!place) return true;
   line.epoch ??= epoch;
   const behind = place.since - line.seq;
   const expires = roomClasses(room).e && Math.abs(t.clock.now() - line.at) > IN_SIGHT_MS;
-  // What we wrote just now is ahead of what was read; later on, it stood in a room that is gone.
+  // A line just written is ahead of what was read. One that still is later on stood in a room that is gone.
   const isAhead = behind < 0 && Math.abs(t.clock.now() - line.at) < AHEAD_MS;
   return line.epoch === epoch && (behind >= 0 || isAhead) && behind < IN_SIGHT && !expires;
 }
@@ -122,7 +129,8 @@ async function writtenLine(t: Transport, room: string, key: SigningKey, signal: 
   const view = await retrying(t, at + PATIENCE_MS, () => readView(t, room, { limit: IN_SIGHT }, signal), signal);
   const { messages, lastSeq, generation } = view;
   const ours = messages.filter((m) => m.from === key.did).at(-1);
-  // Of our own lines those of a caller with the same key open nothing: without one that does, the next start would be a first one too.
+  // Messages of a caller with the same key do not open a mailbox. Without an opening line, the next start would count as
+  // the first one again.
   const isFirst = messages.length === lastSeq && !messages.some(({ text }) => text === OPENING);
   if (!ours || isFirst || roomClasses(room).e) {
     const line = await freshLine(t, room, key, signal);
@@ -141,12 +149,12 @@ async function freshLine(t: Transport, room: string, key: SigningKey, signal?: A
 }
 
 /**
- * Makes sure that a line signed by the key stands in its mailbox where all see it: it is what shows others that the mailbox
- * is the key's, so that answers may go there. Costs one read, and one write where there is none yet; once per key and
- * mailbox, and again when so much came after it that nobody would see it any more.
+ * Makes sure that a line signed by the key stands in its mailbox in sight of others: it shows that the mailbox belongs to
+ * the key, so that answers may go there. Costs one read, and one write if there is no such line; once for a key and
+ * mailbox, and again when so many messages came after it that it is out of sight.
  *
- * @param feed that of the mailbox, once it is placed
- * @returns undefined when there is nothing to wait for
+ * @param feed the feed of the mailbox, once it has a place
+ * @returns undefined if there is nothing to wait for
  */
 export function openMailbox(
   t: Transport,
@@ -175,7 +183,7 @@ export function openMailbox(
     };
     opened.set(name, (entry = made));
   } else if (entry.line && feed && !entry.isRenewed && !isInSight(t, room, entry.line, feed)) {
-    // Nobody has to wait for what only is to stay in sight.
+    // The old line has served so far: nobody has to wait for the new one.
     const renewed = entry;
     renewed.isRenewed = true;
     void freshLine(t, room, key)
@@ -193,8 +201,8 @@ export function openMailbox(
 }
 
 /**
- * Where to begin in a mailbox that was opened just now, and never before by anybody: nothing that waits there can have been
- * taken. Told once; undefined when it was opened before, or so much stands in it that nobody can tell.
+ * Where to begin in a mailbox that was opened just now for the first time: at its beginning, since nobody can have served
+ * what waits there. Returned once; undefined if it was opened before, or holds too much to tell.
  */
 export function beginningOf(t: Transport, room: string, key: SigningKey): Place | undefined {
   const { line } = openedOf(t).get(`${room} ${key.did}`) ?? {};
@@ -203,16 +211,19 @@ export function beginningOf(t: Transport, room: string, key: SigningKey): Place 
   return first;
 }
 
-/** No answer came: the line may be gone, with the room it stood in. The next one who needs it looks. */
+/** Called when no answer came: the line may be gone together with its room, so the next call looks for it again. */
 export function doubtMailbox(t: Transport, room: string, key: SigningKey): void {
   openedOf(t).delete(`${room} ${key.did}`);
 }
 
 /**
- * A pair of mailboxes as a channel: frames go to `to`, and what is said in `replyTo` comes back.
+ * Makes a channel of two mailboxes: frames are written to one and read from the other. {@link call} makes one by itself.
  *
- * @param latency `frugal`: no reads beyond the one that is parked
- * @throws BadName one of them is no mailbox
+ * @param to the mailbox to write to
+ * @param replyTo our own mailbox, which is read
+ * @param signer the key that signs what is sent
+ * @param o `latency`: as in {@link CallOptions.latency}
+ * @throws {@link BadName} if one of them is not the name of a mailbox
  */
 export function mailboxes(
   to: string,
@@ -241,7 +252,7 @@ export function mailboxPair(
       return feed.listen(listener, { signal, nudged: latency === 'fast' });
     },
     async send(text, o = {}) {
-      // Without a pause, so that whoever asks the budget next knows of this write.
+      // No `await` when there is nothing to wait for: the budget must know of this write before anybody else asks it.
       const opening = openMailbox(t, replyTo, key, o.signal, feed);
       if (opening) await opening;
       const sent = await saySigned(t, key, to, text, o.signal, o.deadline);

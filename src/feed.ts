@@ -1,6 +1,6 @@
 /**
- * Feeds: one room as all who listen to it read it, by one loop that runs while anybody does. Here is decided when to look,
- * which on a service that wakes its readers twice a second decides how long a call takes.
+ * Feeds: one read loop for each room, shared by all who listen to it, which runs while anybody does. It decides when to
+ * read. On a service that wakes its readers only twice a second, that decides how long a call takes.
  *
  * @module
  */
@@ -12,24 +12,24 @@ import { isDid, isNonce } from './names.ts';
 import { type Batch, PATIENCE_MS, type Place, RoomCursor } from './rooms.ts';
 import { learnLimits } from './service.ts';
 
-/** One message as a channel hands it over. */
+/** A message as a {@link Channel} delivers it. */
 export interface Incoming {
-  /** Who wrote it, proved by a signature or a seal; `''` when nobody can be named. */
+  /** The writer, proved by a signature or by encryption; `''` if it is not proved. */
   readonly from: string;
-  /** The text; a frame, if {@link decode} says so. */
+  /** The text, a stranger's; {@link decode} tells whether it is a frame. */
   readonly text: string;
-  /** Room or session it came through. */
+  /** The room or session through which it came. */
   readonly room: string;
-  /** Position there. */
+  /** Its position there. */
   readonly seq: number;
-  /** Digits that rise with every message of one writer here: an old message that comes again is known by them. */
+  /** Decimal digits that rise with every message of one writer, so that a replayed message is recognized. */
   readonly nonce?: string;
-  /** When it came there, by the clock of the service, ms. */
+  /** When it was written, in milliseconds since the epoch by the service's clock. */
   readonly at?: number;
 }
 
 /**
- * Tells that a message counts for nothing: `refused` by our rules, or `skipped`.
+ * Emits an event about a message that is ignored: `refused` by a rule of ours, or `skipped`.
  *
  * @param why the reason, or what was thrown
  */
@@ -42,36 +42,41 @@ export function drop(
   t.onEvent({ kind, room, seq, from, ...why });
 }
 
-/** Who listens to a channel. Its methods must return soon and not throw. */
+/** What listens to a {@link Channel}. Its methods must return soon and must not throw. */
 export interface Listener {
-  /** Each message in order, also our own. */
+  /** Takes each message in order, our own included. */
   message(m: Incoming): void;
-  /** Messages were lost that came before those of the last batch, which was handed over first. */
+  /** Tells that messages were lost before those delivered last. */
   gap(gap: RingGap): void;
   /**
-   * The room is another one by now; its messages come next.
+   * Tells that the room was recreated. The messages of the new room come next.
    *
-   * @param goesOn whether its seqs go on where those of the one before ended
+   * @param goesOn whether their `seq` goes on where that of the old room ended
    */
   renewed?(goesOn: boolean): void;
-  /** Nothing will come any more. */
+  /** Tells that nothing more will come, and why. */
   end(cause: unknown): void;
-  /** How many messages are likely to come soon: the more, the less the next one alone is worth a read of its own. */
+  /** How many messages are likely to come soon; default 0. The more, the longer reads let them gather. */
   expects?(): number;
-  /** Whether messages come unasked, so that a second read, half a step after the first, halves the wait for them. */
+  /**
+   * Whether messages come unasked, as to a server. Then a second read, half a step after the first, halves their latency.
+   */
   readonly stagger?: boolean;
 }
 
 const SIGS = {};
 
-/** The author of a message as far as it is proved: by its signature, or by the word of a service that keeps none. */
+/**
+ * The author of a message as far as it is proved: by its signature, or by the word of a service that keeps no signatures;
+ * `''` if it is not.
+ */
 export function authorOf(t: Transport, room: string, m: Message): string {
-  // A nonce orders what a key wrote: without one that can be counted nobody wrote it.
+  // A nonce orders what a key wrote: with one that is not a number, a message has no author.
   if (!isDid(m.from) || (m.nonce !== undefined && !isNonce(m.nonce))) return '';
   const base = sharedOf(t, SIGS, () => ({ keepsSigs: false }));
   const verdict = verifyMessage(room, m);
   if (verdict === 'valid') base.keepsSigs = true;
-  // Where signatures are kept, one that is missing was taken away.
+  // A service that keeps signatures shows one with every signed message: if it is missing, somebody removed it.
   else if (verdict === 'invalid' || base.keepsSigs) {
     drop(t, 'refused', { ...m, room }, { reason: `signature ${verdict}` });
     return '';
@@ -79,9 +84,9 @@ export function authorOf(t: Transport, room: string, m: Message): string {
   return m.from;
 }
 
-/** When to look after a write of ours, ms, where readers are woken in steps; then it is time to park. */
+/** Where readers are woken in steps: when to read after a write of ours, ms. After these, reads are parked. */
 export const PROBES_MS: readonly number[] = [175, 290];
-/** How long parking waits for the write that a listener is there for, ms. */
+/** How long a parked read is put off for the write that a new listener is there for, ms. */
 const EXPECT_MS = 1500;
 /** How long after the first of two parked reads the second is parked, ms: half a step. */
 export const STAGGER_MS = 250;
@@ -179,7 +184,9 @@ export interface Listening {
   signal?: AbortSignal | undefined;
   /** Where to begin; default: what comes from now on. */
   from?: Place | undefined;
-  /** Whether messages come after writes that {@link Feed.nudge} tells of, so that it is better to look then than to park. */
+  /**
+   * Whether messages come after writes that {@link Feed.nudge} tells of, so that it is better to look then than to park.
+   */
   nudged?: boolean;
 }
 
@@ -276,7 +283,9 @@ export class Feed {
     this.#idleSince = this.#t.clock.now();
   }
 
-  /** Hands over what came between the place where one wants to begin and that where the others are, who go on meanwhile. */
+  /**
+   * Hands over what came between the place where one wants to begin and that where the others are, who go on meanwhile.
+   */
   async #catchUp(one: Registration, signal: AbortSignal | undefined): Promise<void> {
     const { clock } = this.#t;
     const cursor = new RoomCursor(this.#t, this.#cursor.room);
@@ -508,7 +517,8 @@ export function feedOf(t: Transport, room: string): Feed {
   if (!feed) {
     feed = new Feed(t, room);
     feeds.set(room, feed);
-    // Forgetting an idle feed costs one read; one that runs is never forgotten, and those are as many as its users' calls.
+    // Forgetting an idle feed costs one read; one that runs is never forgotten, and those are as many as its users'
+    // calls.
     for (const [name, old] of feeds) {
       if (feeds.size <= MAX_FEEDS) break;
       if (old.idle) feeds.delete(name);
