@@ -1,5 +1,5 @@
 /**
- * The defaults, and what is bound to them: the composition root.
+ * The default methods and tools, and the functions that are bound to them: the composition root.
  *
  * @module
  */
@@ -30,21 +30,24 @@ import type { Tool, ToolHandler, ToolOptions } from './tools.ts';
 
 // --- methods that every server has ------------------------------------------------------------------------------
 
-/** What the method `census/latest` tells. */
+/** The result of the built-in method `census/latest`: how full the service is. */
 export interface Census {
-  /** When, ISO 8601. */
+  /** When it was counted: ISO 8601, by the server's clock. */
   at: string;
+  /** Rooms there are, and rooms there can be. */
   rooms: { total: number; capacity: number };
+  /** Notes there are, and notes there can be. */
   notes: { total: number; capacity: number };
+  /** Bytes that rooms take, and bytes they can take. */
   bytes: { used: number; capacity: number };
-  /** The rooms written last, as asked for: names and topics are strangers' text. */
+  /** The listed rooms written to last, as many as asked for. Names and topics are strangers' text. */
   listed?: { room: string; topic: string | null }[];
 }
 
 /**
  * `census/latest`: how full the service is.
  *
- * @param params `list`: how many of the listed rooms to name, 1 to 50; default none
+ * @param params `list`: how many of the listed rooms to name, 1 to 50; default: none
  */
 async function census(params: unknown, context?: CallContext): Promise<Census> {
   const list = isObject(params) ? params['list'] : undefined;
@@ -57,9 +60,9 @@ async function census(params: unknown, context?: CallContext): Promise<Census> {
 }
 
 const LISTINGS = {};
-/** Most rooms that are named. */
+/** The most rooms that are named. */
 const MAX_LISTED = 50;
-/** How long what was read is good for other callers, ms: the service itself may show what it counted three seconds ago. */
+/** How long other callers get the same result, ms. The service itself caches it for three seconds. */
 const LISTING_MS = 3000;
 
 interface Listing {
@@ -68,7 +71,7 @@ interface Listing {
   census?: Census;
 }
 
-/** How full the service is, with some of its rooms: however many ask, it is read once in a while. */
+/** How full the service is, with some of its rooms. Callers of the same moment share one read. */
 async function listing(t: Transport, limit: number, signal: AbortSignal | undefined): Promise<Census> {
   const known = sharedOf(t, LISTINGS, () => new Map<number, Listing>());
   const now = t.clock.now();
@@ -98,7 +101,7 @@ async function readListing(t: Transport, limit: number, signal: AbortSignal): Pr
 }
 
 /**
- * `technocore/verify`: whether a signature is good, checked offline, and if not, why.
+ * `technocore/verify`: whether a signature is valid, checked offline, and if not, why.
  *
  * @param params `{ did, sig, canonical }`, or `{ room, message }` with a message as a room shows it
  */
@@ -126,7 +129,7 @@ function verified(params: unknown): { valid: boolean; reason?: string } {
 
 const VERIFYING = {};
 
-/** One after the other, and whatever else waits goes first: a batch of these would hold a whole server for seconds. */
+/** Verifies one signature at a time, after all else that is due: a batch of these would block a server for seconds. */
 async function verifySignature(params: unknown, context?: CallContext): Promise<{ valid: boolean; reason?: string }> {
   if (!context?.service) return verified(params);
   const t = transportOf(context.service);
@@ -136,7 +139,15 @@ async function verifySignature(params: unknown, context?: CallContext): Promise<
   });
 }
 
-/** The methods that are served when none are named. */
+/**
+ * The default methods: {@link serve}, {@link dispatch} and {@link createDispatcher} answer with these unless their
+ * options name others. Register yours here, by name.
+ *
+ * From the start it holds `census/latest`, with the params `{ list? }` (1 to 50) and a {@link Census} as result;
+ * `technocore/verify`, with the params `{ did, sig, canonical }` or `{ room, message }` and the result `{ valid, reason?
+ * }`; and for callers inside this process only, the A2A helpers `message/send`, `tasks/get`, `tasks/advance` and
+ * `tasks/list`.
+ */
 export const methods: Map<string, Handler> = new Map<string, Handler>([
   ['census/latest', census],
   ['technocore/verify', verifySignature],
@@ -149,7 +160,7 @@ const counts = (...names: string[]): object => ({
   required: names,
 });
 
-/** The methods above, as tools. Their names are older than the advice on names of tools, which is no news here. */
+/** Two of the default methods, as tools. `onEvent` silences the warning about their names, which MCP advises against. */
 function builtinTools(): Map<string, Tool> {
   const text = { type: 'string' };
   const o = { annotations: { readOnlyHint: true }, onEvent: () => {} };
@@ -203,21 +214,37 @@ function builtinTools(): Map<string, Tool> {
   );
 }
 
-/** The tools that are served when none are named. */
+/**
+ * The default MCP tools, by name; {@link tool} registers others here. From the start it holds `census/latest` and
+ * `technocore/verify`: see {@link methods}.
+ */
 export const tools: Map<string, Tool> = /* @__PURE__ */ builtinTools();
 
 const DEFAULTS: DispatcherOptions = { methods, tools, layer: mcpLayer, nullId: true };
 
 /**
- * Registers a tool, or replaces the one of that name, and tells whoever listens to the list.
+ * Registers an MCP tool (revision 2026-07-28), or replaces the one of that name. Clients that listen to the list of tools
+ * are notified. Keep the whole definition below some 3,700 characters: a longer one does not fit into a message, and only
+ * callers that read answers from notes see it in the list.
  *
- * @param o `tools`: the map to register in, instead of the default one
- * @throws BadName an empty name, or one over 128 characters
- * @throws TechnocoreError `bad_schema`: a schema that cannot be used
+ * @param name 1 to 128 characters, case-sensitive; characters other than `A-Z a-z 0-9 _ - .` or more than 64 of them
+ * cause a warning, as other implementations may refuse them
+ * @param description for the model that chooses among tools
+ * @param inputSchema JSON Schema 2020-12 of the arguments, `type: 'object'` at its root. Arguments that do not satisfy it
+ * never reach `run`: the caller gets a result with `isError`
+ * @param run does the work: see {@link ToolHandler}
+ * @param o `tools`: the map in which to register, instead of the default {@link tools}
+ * @throws {@link BadName} if the name is empty or longer than 128 characters
+ * @throws {@link TechnocoreError} `bad_schema` if a schema cannot be used; `bad_option` if `o` is not an object
  * @example
  * ```ts
- * tool('add', 'Adds two numbers.', { type: 'object', properties: { a: { type: 'number' }, b: { type: 'number' } },
- *   required: ['a', 'b'] }, ({ a, b }) => ({ sum: a + b }));
+ * import { serve, Signer, tool } from 'technocore-rpc';
+ *
+ * const number = { type: 'number' };
+ * const schema = { type: 'object', properties: { a: number, b: number }, required: ['a', 'b'] };
+ * tool('add', 'Adds two numbers.', schema, ({ a, b }) => ({ sum: a + b }));
+ *
+ * await serve('mb-p-adds-90c2', await Signer.fromDir());
  * ```
  */
 export function tool(
@@ -233,32 +260,66 @@ export function tool(
 }
 
 /**
- * A dispatcher over the methods and tools given and nothing else; without options, over the default ones. A tools map
- * makes it an MCP server, an empty one too; then an error whose request has no readable id has no id either. Only the
- * default one, which answers plain JSON-RPC as well, says null there.
+ * Makes a dispatcher: JSON-RPC 2.0 and MCP without a transport. It answers with the methods and tools given and nothing
+ * else; without options, with the default {@link methods} and {@link tools}.
+ *
+ * With a `tools` map, even an empty one, it is an MCP server: an error whose request has no readable id then has no `id`
+ * member. Without tools, and in the default dispatcher, that `id` is null, as JSON-RPC 2.0 requires.
+ *
+ * @throws {@link TechnocoreError} `bad_option` if `methods` is not a Map
+ * @example
+ * ```ts
+ * import { createDispatcher, type Handler } from 'technocore-rpc';
+ *
+ * const double: Handler = ([n]) => 2 * n;
+ * const dispatcher = createDispatcher({ methods: new Map([['double', double]]) });
+ * const answer = await dispatcher.dispatch('{"jsonrpc":"2.0","id":1,"method":"double","params":[4]}');
+ * console.log(answer); // { jsonrpc: '2.0', id: 1, result: 8 }
+ * ```
  */
 export function createDispatcher(o?: DispatcherOptions): Dispatcher {
   return createBareDispatcher(o === undefined ? DEFAULTS : { layer: mcpLayer, ...checkObject(o) });
 }
 
 /**
- * Answers a frame, a batch or the text of one through one dispatcher per pair of methods and tools: the default ones
- * without options, else those given. Never rejects.
+ * Answers one frame without a transport: a parsed request, a batch, or the text of either. Uses a dispatcher that is made
+ * once for each pair of `methods` and `tools`; without options, the default ones. To end subscriptions or abort handlers,
+ * make a dispatcher with {@link createDispatcher} instead. Never rejects over what the frame holds.
  *
- * @returns the answer; undefined when nothing goes back
+ * @param frame from anywhere; nothing about it needs to be checked before
+ * @param context who calls, and where frames before the answer go; without `from`, a call from inside this process
+ * @returns the answer; undefined if nothing is to be sent back
  */
 export function dispatch(frame: unknown, context?: DispatchContext, o?: DispatcherOptions): Promise<Json | undefined> {
   return dispatchBare(frame, context, o === undefined ? DEFAULTS : { layer: mcpLayer, ...checkObject(o) });
 }
 
 /**
- * Serves methods and tools to whoever writes requests into a mailbox or over a channel; without `methods` and `tools` in
- * the options, the default ones.
+ * Serves methods and MCP tools to everybody who writes requests into a mailbox or a channel, until `o.signal` aborts.
+ * Answers are signed and go to the caller's mailbox. A handler runs once for one (caller, id); nothing that a stranger
+ * writes ends the server.
  *
- * @param o what may call, how much at a time, where answers may go and what outlives a restart: {@link ServeOptions}
- * @returns resolves after `o.signal` aborts and what was begun is answered
- * @throws BadName the room is no mailbox
- * @throws what opening and reading the mailbox throws, where it cannot be waited out
+ * @param mailbox a room whose name begins with `mb-`, or a {@link Channel}. Rooms are shared by the whole service: choose
+ * a name that nobody else takes, such as `mb-p-` and something random
+ * @param signer the server's key; callers who know its DID accept answers from it alone
+ * @param o what is served (default: {@link methods} and {@link tools}, both unless one is given), who may call, how many
+ * handlers run at a time, and what is kept across restarts
+ * @returns resolves after the signal has aborted and what was begun is answered, within `drainMs`
+ * @throws {@link BadName} if the room is not a mailbox
+ * @throws {@link BadKey} if no signer is given
+ * @throws {@link TechnocoreError} `bad_option` if options contradict each other or a handler is not a function;
+ * `already_served` if another call serves the same mailbox with the same key in this process, unless both set `claim`
+ * @throws what opening and reading the mailbox throws, unless it may pass: {@link Forbidden}, {@link RoomBudget} …
+ * @example
+ * ```ts
+ * import { methods, serve, Signer } from 'technocore-rpc';
+ *
+ * methods.set('add', ({ a, b }) => a + b);
+ *
+ * const stop = new AbortController();
+ * process.once('SIGINT', () => stop.abort());
+ * await serve('mb-p-sums-4e1b', await Signer.fromDir(), { signal: stop.signal });
+ * ```
  */
 export async function serve(mailbox: string | Channel, signer: Signer, o: ServeOptions = {}): Promise<void> {
   checkObject(o);

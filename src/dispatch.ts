@@ -1,9 +1,9 @@
 /**
- * JSON-RPC 2.0 itself: a frame in, the answer out, no I/O. Plain methods live in a Map; a protocol with method names of
- * its own (MCP) plugs in as a {@link Layer}, which the tools of a dispatcher bring along.
+ * JSON-RPC 2.0 without I/O: a frame in, its answer out. Plain methods are entries of a Map. A protocol with method names
+ * of its own, such as MCP, plugs in as a {@link Layer}, which the tools of a dispatcher bring along.
  *
- * A request is an object with `jsonrpc: "2.0"`, a string `method`, an `id` (string, number or null) and perhaps `params`
- * (array or object); without `id` it is a notification and never answered. Responses are never answered either.
+ * A request is an object with `jsonrpc: "2.0"`, a string `method`, an `id` (string, number or null) and optional `params`
+ * (array or object). Without `id` it is a notification, which is never answered. Responses are never answered either.
  *
  * @module
  */
@@ -17,7 +17,7 @@ import { NEVER } from './turns.ts';
 
 /** A JSON object. */
 export type JsonObject = { [key: string]: Json };
-/** The id of a request, echoed with its type: `1` and `"1"` are two ids. */
+/** The id of a JSON-RPC request. The answer repeats it with its type: `1` and `"1"` are different ids. */
 export type Id = string | number | null;
 
 export const PARSE_ERROR = -32700;
@@ -25,9 +25,11 @@ export const INVALID_REQUEST = -32600;
 export const METHOD_NOT_FOUND = -32601;
 export const INVALID_PARAMS = -32602;
 export const INTERNAL_ERROR = -32603;
-/** Begun and not finished: the server stopped, or died, in the middle of it; or before this one began. */
+/**
+ * Begun and not known to be finished: the server stopped or died meanwhile, or it may have been done by one before it.
+ */
 export const INTERRUPTED = 1001;
-/** A compare-and-set lost; `data.actual` is what is there. */
+/** The condition of a conditional write did not hold; `data.actual` is the present value. */
 export const CONFLICT = 1005;
 
 /** A request frame. */
@@ -45,18 +47,34 @@ export function rpcResult(id: Id, result: Json): JsonObject {
   return { jsonrpc: '2.0', id, result };
 }
 
-/** A response frame that carries an error. `id` undefined: the frame has no id member, as MCP wants it when none could be read. */
+/**
+ * A response frame that carries an error. Without `id` it has no such member, which MCP requires if no id could be read.
+ */
 export function rpcError(id: Id | undefined, code: number, message: string, data?: Json): JsonObject {
   const error = data === undefined ? { code, message } : { code, message, data };
   return id === undefined ? { jsonrpc: '2.0', error } : { jsonrpc: '2.0', id, error };
 }
 
-/** Parameters of the right shape with the wrong content: a handler that throws this answers -32602. */
+/**
+ * Makes the error by which a handler rejects its params: JSON-RPC code -32602. Throw it.
+ *
+ * @param message for the caller: what is wrong with the params
+ * @param data for the caller; any JSON value
+ * @example
+ * ```ts
+ * import { badParams, methods } from 'technocore-rpc';
+ *
+ * methods.set('half', ({ n }) => {
+ *   if (typeof n !== 'number') throw badParams('n is a number');
+ *   return n / 2;
+ * });
+ * ```
+ */
 export function badParams(message: string, data?: Json): RpcError {
   return new RpcError(INVALID_PARAMS, message, data);
 }
 
-/** True for an id that can be echoed unchanged: no number beyond 2^53, which has lost digits already. */
+/** True for a valid id. Numbers beyond 2^53 are not: they have lost digits and could not be repeated unchanged. */
 export function isId(value: unknown): value is Id {
   return (
     typeof value === 'string' ||
@@ -66,8 +84,8 @@ export function isId(value: unknown): value is Id {
 }
 
 /**
- * What one member of a frame is. Whatever has a `result` or an `error` and no `method` is a response, well formed or not,
- * so that no two peers ever answer each other's answers.
+ * The kind of one member of a frame. Anything with a `result` or an `error` and no `method` is a response, even if it is
+ * malformed, so that two peers never answer each other's answers.
  */
 export function classify(member: unknown): 'request' | 'notification' | 'response' | 'invalid' {
   if (!isObject(member)) return 'invalid';
@@ -81,8 +99,9 @@ export function classify(member: unknown): 'request' | 'notification' | 'respons
 /**
  * The result in a response.
  *
- * @throws RpcError the response carries an error
- * @throws TechnocoreError `bad_response`: neither exactly one of result and error, nor an error as the specification wants it
+ * @throws {@link RpcError} if the response carries an error
+ * @throws {@link TechnocoreError} `bad_response` if it does not have exactly one of result and error, or a malformed
+ * error
  */
 export function resultOf(response: unknown): Json {
   if (isObject(response) && response['jsonrpc'] === '2.0' && 'result' in response !== 'error' in response) {
@@ -99,9 +118,9 @@ export function resultOf(response: unknown): Json {
 }
 
 /**
- * A value as JSON would carry it. Plain data is returned as it is, anything else as what `JSON.stringify` makes of it.
+ * A value as JSON would carry it. Plain data is returned as it is, anything else after a round trip through JSON.
  *
- * @throws TechnocoreError `bad_frame`: cyclic, a BigInt, or without JSON form
+ * @throws {@link TechnocoreError} `bad_frame` if it is cyclic, holds a BigInt, or has no JSON form
  */
 export function toJson(value: unknown): Json {
   return isPlain(value, 64) ? (value as Json) : JSON.parse(stringify(value));
@@ -125,7 +144,7 @@ function isPlain(value: unknown, depth: number): boolean {
   return true;
 }
 
-/** The names that MCP has for its methods, known or not. */
+/** True for a method name that belongs to MCP, whether there is such a method or not. */
 export function isMcpMethod(method: string): boolean {
   return /^(?:(?:server|tools|prompts|resources|completion|subscriptions|logging|notifications)\/|(?:initialize|ping)$)/.test(
     method,
@@ -134,46 +153,52 @@ export function isMcpMethod(method: string): boolean {
 
 // --- handlers ----------------------------------------------------------------------------------------------------
 
-/** What a handler is told about the call it answers. */
+/** What a {@link Handler} knows about the call that it answers. */
 export interface CallContext {
   /**
-   * The caller's DID; over a parley channel `parley:` and the base64url of the key that the session proved; `''` for a call from
-   * inside this process.
+   * Who calls, proved: the caller's `did:key`; over a parley session `parley:` and the base64url of the caller's node id;
+   * `''` for a call from inside this process. Decide by nothing else who may do what.
    */
   readonly from: string;
-  /** Undefined for a notification. */
+  /** The id of the request; undefined for a notification. */
   readonly id: Id | undefined;
-  /** The room the call came from; `''` where there is none. */
+  /** The room or session through which the call came; `''` if there is none. */
   readonly room: string;
   /**
-   * Aborts when the deadline passes, at the end of a server's drain, and when an MCP caller cancels; a task of A2A has a signal
-   * of its own. That a plain call was given up the server is not told: the deadline bounds its handler.
+   * Aborts when the server's deadline passes, when its drain ends, and when an MCP caller cancels. (An A2A task has a
+   * signal of its own.) A server does not learn that a plain call was given up: its deadline ends the handler.
    */
   readonly signal: AbortSignal;
-  /** `params._meta`, which params no longer holds. */
+  /** The `_meta` member of the params, which is removed from them. A stranger's. */
   readonly meta: Record<string, unknown>;
-  /** How early the caller came among those that were answered, from 0; Infinity: it never was. For what there is too little of. */
+  /**
+   * How early the caller was first answered, among all callers: 0 for the first; Infinity if it never was. Where
+   * something is scarce, prefer lower ranks: new keys cost nothing.
+   */
   readonly rank: number;
-  /** How to reach the service that the call came through, for handlers that use rooms and notes themselves. */
+  /** Options that reach the service through which the call came, for handlers that use rooms and notes themselves. */
   readonly service: Options;
-  /** Most characters that one frame to the caller holds. */
+  /** The most characters of one frame to the caller. */
   readonly limit: number;
   /**
-   * Sends a notification to the caller: whoever listens to the channel, or reads the caller's mailbox, sees it; `call` does
-   * not hand it out. Each is a write of the budget that answers need, so a server leaves out (event `skipped`) what comes
-   * while less than half of that is left, or answers wait, and what is not on its way when the call is answered. Does
-   * nothing after that, or where nothing can be sent.
+   * Sends a notification to the caller. Those who listen to the channel or read the caller's mailbox see it; {@link call}
+   * does not pass it on. Each is a write of the budget that answers need, so a server drops it (event `skipped`) while
+   * less than half of the budget is left or answers wait, and when it has not been written before the call is answered.
+   * Does nothing after the answer, or where nothing can be sent.
    */
   readonly notify: (method: string, params?: Json) => void;
 }
 
 /**
- * Answers one method. What it returns, or what its promise resolves to, is the result; undefined becomes null. A thrown
- * {@link RpcError} is answered as it is, a Conflict as 1005, a BadState as -32602, anything else as -32603 without any
- * detail.
+ * Answers the calls of one method. What it returns, or its promise resolves to, is the result; undefined becomes null. If
+ * it throws an {@link RpcError}, the caller gets that; a {@link Conflict} becomes code 1005, a {@link BadState} code
+ * -32602, and anything else code -32603 without any detail.
  *
- * An async generator answers with many results under the one id, where a protocol has that: each one it yields goes out
- * before it is asked for the next, and what it returns is the last.
+ * An async generator answers with several results under one id, for protocols that allow it, as A2A does: each value that
+ * it yields is sent before it is asked for the next, and what it returns is the last.
+ *
+ * The first parameter holds the params of the request, without `_meta`. They are a stranger's JSON and have not been
+ * checked.
  */
 export type Handler = (params: any, context: CallContext) => unknown;
 
@@ -182,8 +207,10 @@ const IDEMPOTENT = Symbol.for('technocore-rpc.idempotent');
 const STAYS_OPEN = Symbol.for('technocore-rpc.stays-open');
 
 /**
+ * Checks that a handler is a function.
+ *
  * @internal
- * @throws TechnocoreError `bad_option`: no function, so that nothing could be answered
+ * @throws {@link TechnocoreError} `bad_option` if not
  */
 export function checkHandler(handler: unknown, method: string): void {
   if (typeof handler === 'function') return;
@@ -199,19 +226,31 @@ function has(handler: Handler | undefined, mark: symbol): boolean {
   return (handler as { [mark: symbol]: unknown } | undefined)?.[mark] === true;
 }
 
-/** The handler for callers inside this process alone: for remote ones the method does not exist. */
+/** Restricts a handler to callers inside this process. For remote callers the method does not exist. */
 export function localOnly(handler: Handler): Handler {
   return marked(handler, LOCAL_ONLY);
 }
 
-/** The handler, declared harmless to run twice: a server that died in the middle of it may run it again. */
+/**
+ * Declares that a handler may run twice for the same request without harm. A request of such a method that was
+ * interrupted by the end of a server is run again, where others are answered with error 1001.
+ *
+ * @returns a handler to be registered in place of the one given
+ * @throws {@link TechnocoreError} `bad_option` if it is not a function
+ * @example
+ * ```ts
+ * import { idempotent, methods } from 'technocore-rpc';
+ *
+ * methods.set('square', idempotent(({ n }) => n * n));
+ * ```
+ */
 export function idempotent(handler: Handler): Handler {
   return marked(handler, IDEMPOTENT);
 }
 
 /**
- * The handler, declared to wait more than to work: a server lets it wait as long as it likes, beside those that work. It
- * must bound how many of its calls wait, and end when its signal aborts.
+ * Declares that a handler mostly waits: a server sets it no deadline, and does not count it among the handlers that run.
+ * It must bound how many of its calls wait, and end when its signal aborts.
  */
 export function staysOpen(handler: Handler): Handler {
   return marked(handler, STAYS_OPEN);
@@ -219,103 +258,114 @@ export function staysOpen(handler: Handler): Handler {
 
 // --- the dispatcher ----------------------------------------------------------------------------------------------
 
-/** Where a frame came from, and what may be done meanwhile. */
+/** Where a frame came from, and what may be sent before its answer. All members are optional. */
 export interface DispatchContext {
-  /** The caller's checked DID; absent for a call from inside this process. */
+  /** The caller's identity, already verified: usually a DID. Absent for a call from inside this process. */
   from?: string | undefined;
+  /** The room or session through which the frame came. */
   room?: string | undefined;
-  /** Base, `fetch` and clock of the service it came through. */
+  /** Options (base, `fetch`, clock) that reach the service through which it came. */
   service?: Options | undefined;
-  /** Aborts the handlers of this frame. Without it they get one that aborts when the dispatcher is closed. */
+  /** Aborts the handlers of this frame. Default: a signal that aborts when the dispatcher is closed. */
   signal?: AbortSignal | undefined;
   /**
-   * Takes the frames that precede the answer, and those of subscriptions. It must not throw, nor reject. A promise resolves
-   * once the frame is on its way, to false when it never will be.
+   * Takes the frames that precede the answer (progress, log lines, parts of a stream) and those of subscriptions. It must
+   * neither throw nor reject. If it returns a promise, that resolves once the frame is sent: to false if it never will
+   * be.
    */
   emit?: ((frame: Json) => unknown) | undefined;
-  /** Takes the notifications that handlers send with {@link CallContext.notify}, which may be left out; default: `emit`. */
+  /** Takes the notifications of {@link CallContext.notify}, which may be dropped. Default: `emit`. */
   tell?: ((frame: Json) => unknown) | undefined;
-  /** Most characters of one frame on the way back, by which lists are cut into pages. Default {@link MAX_TEXT}. */
+  /** The most characters of one frame to the caller, by which lists are cut into pages. Default {@link MAX_TEXT}. */
   limit?: number | undefined;
-  /** How early the caller came, among all: the lower, the earlier; default: just now. Where there is too little for all, it goes to these. */
+  /** The caller's {@link CallContext.rank}; default Infinity. Where something is scarce, lower ranks go first. */
   rank?: number | undefined;
-  /** Told what a handler threw when the caller learns only "Internal error". */
+  /** Called with what a handler threw when the caller gets only "Internal error". */
   onError?: ((error: unknown, method: string) => void) | undefined;
 }
 
-/** How a protocol with method names of its own plugs into a dispatcher. */
+/** A protocol with method names of its own, as it plugs into a dispatcher. MCP is one. */
 export interface Layer {
-  /** True for a method name of the protocol, known or not. */
+  /** True for a method name that belongs to the protocol, whether there is such a method or not. */
   owns(method: string): boolean;
-  /** Answers a well-formed request of such a name. Never throws, never rejects. */
+  /** Answers a well-formed request with such a name. Never throws or rejects. */
   request(frame: JsonObject, context: DispatchContext): Json | undefined | Promise<Json | undefined>;
-  /** Takes a notification of such a name, well formed or not. Never throws. */
+  /** Takes a notification with such a name, well formed or not. Never throws. */
   notification(frame: JsonObject, context: DispatchContext): void;
-  /** Whether a request or notification of such a name makes anything run, or change. */
+  /** Whether a request or notification runs or changes anything. */
   acts(frame: JsonObject): boolean;
-  /** Whether a request may run twice. */
+  /** Whether a request may run twice without harm. */
   idempotent(frame: JsonObject): boolean;
-  /** Whether a request stays unanswered for long by its nature. */
+  /** Whether a request stays unanswered for long by its nature, as a subscription does. */
   staysOpen(frame: JsonObject): boolean;
-  /** The id of the request that a notification calls off. */
+  /** The id of the request that a notification cancels; undefined if it cancels none. */
   cancels(frame: JsonObject): Id | undefined;
+  /** Ends subscriptions. */
   close(): void;
 }
 
+/** Makes the {@link Layer} of a dispatcher out of the dispatcher's options. */
 export type MakeLayer = (o: DispatcherOptions) => Layer;
 
-/** What a tool must carry to be called: how to make the layer that knows it. */
+/** What a dispatcher knows of a tool: how to make the layer that calls it. */
 export interface Layered {
+  /** Makes that layer. */
   readonly layer?: MakeLayer;
 }
 
-/** What a dispatcher answers with. */
+/** Options of {@link createDispatcher}: what it answers with. */
 export interface DispatcherOptions {
-  /** Plain methods by name. Looked up at each call, so methods may come and go. */
+  /** Plain methods by name. Looked up at each call, so that methods may be added and removed. */
   methods?: Map<string, Handler> | undefined;
-  /** Tools by name. With a tools map the layer that its tools need is on, and an error without readable id has no id member. */
+  /**
+   * MCP tools by name. With a tools map, even an empty one, the dispatcher answers MCP's methods, and an error whose
+   * request has no readable id has no `id` member.
+   */
   tools?: Map<string, Layered> | undefined;
-  /** How the server names itself. */
+  /** The server's name and version, as MCP clients see it. */
   serverInfo?: { name: string; version: string; [key: string]: Json } | undefined;
-  /** What the server wants a model to know about it. */
+  /** What a model should know about the server; part of the answer to MCP's `server/discover`. */
   instructions?: string | undefined;
-  /** Most tools on one page of a list, on which no more than one frame's worth fits in any case. */
+  /** The most tools on one page of `tools/list`. Pages are also cut so that each fits into one frame. */
   pageSize?: number | undefined;
-  /** Secret of 32 bytes that seals state handed to callers; random when absent, so that no state survives a restart. */
+  /**
+   * A secret of 32 bytes that seals the state handed to MCP callers. Default: random, so that none survives a restart.
+   */
   stateKey?: Uint8Array | undefined;
+  /** The source of time. Default: the machine's clock. */
   clock?: Clock | undefined;
-  /** The layer to use while `tools` is still empty. */
+  /** The layer to use while `tools` is empty. Default: MCP. */
   layer?: MakeLayer | undefined;
-  /** Whether requests too large for a message are read where they were spilled: whoever asks what the server is is told so. */
+  /** Whether requests that are too long for a message are read from notes; announced to MCP clients. Default false. */
   spills?: boolean | undefined;
-  /** Whether an error without readable id has the id null although there are tools. */
+  /** Whether an error whose request has no readable id has the id null although there are tools. Default false. */
   nullId?: boolean | undefined;
 }
 
-/** JSON-RPC 2.0 without any transport: a frame in, its answer out. */
+/** JSON-RPC 2.0 without a transport: made by {@link createDispatcher}. */
 export interface Dispatcher {
   /**
-   * Answers a frame, a batch, or the text of one. Never rejects.
+   * Answers a frame: a parsed one, a batch, or the text of either. Never rejects.
    *
-   * @returns the answer; undefined when nothing goes back
+   * @returns the answer; undefined if nothing is to be sent back
    */
   dispatch(frame: unknown, context?: DispatchContext): Promise<Json | undefined>;
-  /** Whether a request or notification makes anything run; what does not need not be remembered. */
+  /** Whether a request or notification runs or changes anything. One that does not need not be remembered. */
   acts(frame: unknown): boolean;
-  /** Whether a request may run twice without harm, by its handler's own declaration. */
+  /** Whether a request may run twice without harm: see {@link idempotent}. */
   idempotent(frame: unknown): boolean;
-  /** Whether a request is a subscription: open for long, bounded by the dispatcher, and no work in progress. */
+  /** Whether a request is a subscription: it stays open for long and does no work meanwhile. */
   staysOpen(frame: unknown): boolean;
-  /** The id of the request that a notification calls off, for whoever still holds it back. */
+  /** The id of the request that a notification cancels; undefined if it cancels none. */
   cancels(frame: unknown): Id | undefined;
-  /** Whether an array is a batch whose members are answered one by one; any other gets one error as a whole. */
+  /** Whether an array is a batch, whose members are answered one by one. Any other array gets one error. */
   batchable(frames: unknown[]): boolean;
   /**
-   * The answer to a member of a frame that is no request, notification or response; undefined when nothing goes back.
-   * Nothing runs, whatever it holds.
+   * The answer to a member of a frame that is not a request, notification or response; undefined if nothing is to be sent
+   * back. Never runs anything.
    */
   invalid(member: unknown): Json | undefined;
-  /** Ends subscriptions and aborts the handlers that run on the dispatcher's own signal. */
+  /** Ends subscriptions, and aborts the handlers that run without a signal of their caller's. */
   close(): void;
 }
 
@@ -352,7 +402,7 @@ export class Call implements CallContext {
     return this.#outer.rank ?? NEVER;
   }
 
-  /** A getter, so that `({ notify }) => …` works and a call that does not notify makes no closure. */
+  /** A getter, so that `({ notify }) => …` works and a call that sends no notification makes no closure. */
   get notify(): (method: string, params?: Json) => void {
     return (method, params) => void this.#send(this.#outer.tell ?? this.#outer.emit, rpcNotification(method, params));
   }
@@ -361,7 +411,7 @@ export class Call implements CallContext {
     return this.#outer.limit ?? MAX_TEXT;
   }
 
-  /** Sends a frame to the caller, as long as the call is not answered. */
+  /** Sends a frame to the caller, unless the call is answered already. */
   emit(frame: JsonObject): unknown {
     return this.#send(this.#outer.emit, frame);
   }
@@ -370,7 +420,7 @@ export class Call implements CallContext {
     return this.#over ? undefined : sink?.(toJson(frame));
   }
 
-  /** Sends one result of many. @throws RpcError it cannot be sent */
+  /** Sends one of several results. @throws RpcError if it cannot be sent */
   async item(result: unknown): Promise<void> {
     if (this.id === undefined) return;
     if ((await this.emit(rpcResult(this.id, toJson(result)))) === false) {
@@ -402,7 +452,7 @@ export class Call implements CallContext {
   }
 }
 
-/** What a caller may learn of an error. */
+/** What a caller learns of an error. */
 function describe(error: unknown): [code: number, message: string, data?: Json] {
   if (TechnocoreError.is(error)) {
     if (error.code === 'rpc') {
@@ -411,7 +461,7 @@ function describe(error: unknown): [code: number, message: string, data?: Json] 
         try {
           return data === undefined ? [code, message] : [code, message, toJson(data)];
         } catch {
-          // Data that JSON cannot carry is a fault of the handler like any other.
+          // Data that JSON cannot carry is an error of the handler like any other.
         }
       }
     } else if (error.code === 'bad_state') {
@@ -446,7 +496,7 @@ class JsonRpc implements Dispatcher {
       throw new TechnocoreError('bad_option', 'methods is a Map of handlers by name');
   }
 
-  /** Made when first asked for: most handlers never look at their signal. */
+  /** Made at first use: most handlers never look at their signal. */
   get signal(): AbortSignal {
     return (this.#closing ??= new AbortController()).signal;
   }
@@ -470,7 +520,7 @@ class JsonRpc implements Dispatcher {
     const member = frame as JsonObject;
     const method = member['method'] as string;
     const handler = this.#methods.get(method);
-    // Of calls from inside nobody asks.
+    // Only asked about remote calls, for which a local method does not exist.
     return handler === undefined ? this.#owner(method)?.acts(member) === true : !has(handler, LOCAL_ONLY);
   }
 
@@ -482,7 +532,7 @@ class JsonRpc implements Dispatcher {
     return this.#declares(frame, 'staysOpen', STAYS_OPEN);
   }
 
-  /** Whether something is declared of a request: by the mark of its handler, or by its layer. */
+  /** Whether a request is declared to be something, by the mark of its handler or by its layer. */
   #declares(frame: unknown, what: 'idempotent' | 'staysOpen', mark: symbol): boolean {
     if (classify(frame) !== 'request') return false;
     const request = frame as JsonObject;
@@ -549,7 +599,7 @@ class JsonRpc implements Dispatcher {
       ({ _meta: meta, ...params } = params as Record<string, unknown>);
     const call = new Call(frame, meta, context, this);
     try {
-      // Those that were there at the start were looked at, and more may have come.
+      // A handler may have been registered after the server checked those it started with.
       checkHandler(handler, method);
       const result = handler(params, call);
       if (isThenable(result)) return this.#settle(result, call, method);
@@ -580,7 +630,7 @@ class JsonRpc implements Dispatcher {
     }
   }
 
-  /** The layer whose method this is. A plain method of the same name goes first. */
+  /** The layer to which a method belongs. A plain method of the same name takes precedence. */
   #owner(method: unknown): Layer | undefined {
     if (typeof method !== 'string' || this.#methods.has(method)) return undefined;
     const layer = this.#layered();
@@ -595,22 +645,16 @@ class JsonRpc implements Dispatcher {
     return this.#layer;
   }
 
-  /** The id of an answer to what is no request: what could be read, else null, or no id member at all where MCP is spoken. */
+  /**
+   * The id of an answer to an invalid request: the id if it can be read, else null, or where MCP is spoken no id member.
+   */
   #errorId(id: unknown): Id | undefined {
     if (this.#o.nullId || this.#layered() === undefined) return isId(id) ? id : null;
     return typeof id === 'string' || Number.isSafeInteger(id) ? (id as Id) : undefined;
   }
 }
 
-/**
- * A dispatcher over the methods and tools given, and nothing else.
- *
- * @example
- * ```ts
- * const d = createDispatcher({ methods: new Map([['double', ([n]) => 2 * n]]) });
- * await d.dispatch('{"jsonrpc":"2.0","id":1,"method":"double","params":[4]}'); // { jsonrpc: '2.0', id: 1, result: 8 }
- * ```
- */
+/** Makes a dispatcher of the methods and tools given, and nothing else. */
 export function createDispatcher(o: DispatcherOptions = {}): Dispatcher {
   return new JsonRpc(o);
 }
@@ -619,8 +663,8 @@ const NONE: Map<string, any> = new Map();
 const shared = new WeakMap<Map<string, Handler>, WeakMap<Map<string, Layered>, Dispatcher>>();
 
 /**
- * {@link Dispatcher.dispatch} through one dispatcher per pair of `methods` and `tools`; what else the options say counts
- * when the pair is first seen.
+ * {@link Dispatcher.dispatch} through a dispatcher that is made once for each pair of `methods` and `tools`. Other
+ * options count only when it is made.
  */
 export function dispatch(
   frame: unknown,

@@ -1,6 +1,7 @@
 /**
- * Serving: requests out of a channel, through the ledger and a dispatcher, answers back to where they may go. One bad
- * frame is one skipped frame; nothing a stranger writes ends the loop, reaches a handler unchecked or grows memory.
+ * Serving: takes requests from a channel, passes them through the ledger and a dispatcher, and sends the answers to where
+ * they may go. One bad frame is one skipped frame: nothing that a stranger writes ends the loop, reaches a handler
+ * unchecked or makes memory grow.
  *
  * @module
  */
@@ -54,72 +55,83 @@ import { Workers } from './workers.ts';
 export interface ServeOptions
   extends Options,
     Pick<DispatcherOptions, 'methods' | 'tools' | 'serverInfo' | 'instructions' | 'pageSize' | 'layer'> {
-  /** Who may call; default: everybody. The refused get error 1004, or nothing with `silent`. */
+  /** Who may call, by the caller's DID. Default: everybody. Others get error 1004, or no answer if `silent` is set. */
   allow?: (from: string) => boolean | Promise<boolean>;
-  /** Whether the refused get no answer at all; default false. */
+  /** Whether callers that `allow` rejects get no answer at all; default false. */
   silent?: boolean;
-  /** A further say in whether answers to a key may go to a room. */
+  /** Whether answers to the DID `from` may go to the mailbox `room`. Default: the built-in rules alone decide. */
   replyPolicy?: (from: string, room: string) => boolean;
+  /** Limits on answers to mailboxes that may not be the caller's. */
   replyLimits?: ReplyLimits;
-  /** Most handlers at a time; default 16, three quarters of them for keys that were never answered. */
+  /** The most handlers that run at a time; default 16. Keys that were never answered can have three quarters of them. */
   concurrency?: number;
-  /** Most requests that wait for a handler; default 1,024, of one key a quarter. */
+  /** The most requests that wait for a handler; default 1,024, of which one key can have a quarter. */
   queue?: number;
-  /** How long a handler may take, ms; default 60,000. */
+  /**
+   * How long a handler may take, in milliseconds; default 60,000. Then its signal aborts, and the caller gets error 1003.
+   */
   deadlineMs?: number;
   /**
-   * How long the end may take once `signal` has aborted, ms; default: `deadlineMs` and half a minute. Answers that are not
-   * written by then are left (event `undrained`): a ledger in a file has them for whoever asks again.
+   * How long the server may take to end after `signal` has aborted, in milliseconds; default: `deadlineMs` plus 30,000.
+   * Answers that are not written by then are dropped (event `undrained`); a ledger in a file keeps them for callers who
+   * ask again.
    */
   drainMs?: number;
   /**
-   * Requests and answers; default: {@link memoryLedger}, which is lost with the process. Then what was begun before a
-   * restart is asked again by whoever still waits, and runs again; and only what was signed since the start is believed.
+   * Keeps requests and answers, so that no request runs twice. Default: {@link memoryLedger}, which is lost with the
+   * process. After a restart without a kept ledger, requests that were signed before it are not believed: a caller who
+   * still waits signs anew, and the request runs, perhaps for the second time. {@link fileLedger} is kept.
    */
   ledger?: Ledger;
   /**
-   * Where the place in the mailbox is kept; default: nowhere, and serving begins with what comes from now on, or in a mailbox
-   * that nobody has opened before, with what waits there. Needs a
-   * `ledger` that is kept as well, or what was finished would run again: none is refused, and one in memory, which may
-   * outlive the server though not the process, is an event (`forgetful`).
+   * Keeps how far the mailbox has been read, so that requests which come while the server is down are served later:
+   * {@link fileCursor}. Default: none; the server begins with messages that come from now on (in a mailbox that was never
+   * opened before, with those that wait there). Needs a kept `ledger`, or finished requests would run again: without one
+   * it is refused, and with one in memory there is an event `forgetful`.
    */
   cursor?: CursorStore;
-  /** `frugal`: one parked read. Default `fast`: a second one, within the read budget, where readers are woken in steps. */
+  /**
+   * `fast` (default): keeps a second long-polling read, within the read budget, on services that look for new messages in
+   * steps of half a second. `frugal`: one long-polling read.
+   */
   latency?: 'fast' | 'frugal';
   /**
-   * Whether a signed note says, to whoever knows the mailbox, that it is served: one write at the start, every ten minutes,
-   * and at the end; one read at the start, and until another server with this key is found, which is an event (`warning`),
-   * or told on the console where `onEvent` is not given. Default true.
+   * Whether to maintain a signed note that tells those who know the mailbox that it is being served, by which a {@link
+   * CallTimeout} can say whether there is a server. Costs a write at the start, every ten minutes and at the end, and a
+   * read before each until another server with this key is found. That is an event `warning`, or a console warning if
+   * there is no `onEvent`. Default true.
    */
   presence?: boolean;
   /**
-   * Whether other servers, on other machines, with the same seed, read the same mailbox and share its callers. When one
-   * dies, the others take over within the lease, by default a minute: what it may have begun, and did not answer, is
-   * reported interrupted, or run again where that does no harm. Costs each server three writes and reads a minute, a tenth of
-   * the write budget of its address, and twelve reads a minute while it waits for a share. Each keeps a ledger of its own.
-   * Where messages were gone before one of them read them (the mailbox ran over, or was lost and made anew), it believes
-   * nothing that was signed until then; but what another took among those it takes once more when the caller himself asks
-   * again under that id, or had a clock that was ahead.
+   * Whether several servers with the same seed, usually on different machines, share this mailbox and its callers. All of
+   * them must set it. When one dies, the others take over its callers after `leaseMs`, by default 60,000 milliseconds:
+   * what it may have begun and did not answer is answered with error 1001, or run again if that does no harm. Costs each
+   * server three writes (a tenth of an address's budget) and three reads a minute, and twelve reads a minute while it
+   * waits for a share. Each keeps a ledger of its own.
+   *
+   * If messages were lost before a server read them (the ring overflowed, or the room was recreated), that server
+   * believes nothing that was signed before. A request among them that another server took runs again if its caller asks
+   * again under the same id, or if the caller's clock was ahead.
    */
   claim?: boolean | { leaseMs?: number };
   /**
-   * Whether requests too large for a message are read out of notes; each costs up to sixteen reads. Default: where `allow`
-   * says who may call. Such requests come from `mcpCallTool` and `RoomClientTransport` (and so from `mcp connect`), which ask
-   * first whether they are read; never from `call` and the functions for A2A.
+   * Whether to read requests that are too long for a message from notes, at up to 16 reads each. Default: only if `allow`
+   * is given. {@link mcpCallTool} and `RoomClientTransport` send such requests, to servers that say that they read them;
+   * {@link call} and the A2A functions never do.
    */
   spill?: boolean;
-  /** Called once requests are taken. */
+  /** Called once no later request can be missed. */
   onReady?: () => void;
 }
 
 /**
- * Serves methods and tools to whoever writes requests into a mailbox or a channel.
+ * Serves methods and tools to everybody who writes requests into a mailbox or a channel.
  *
- * @returns resolves after `o.signal` aborts and what was begun is answered, within `drainMs`
- * @throws BadName the room is no mailbox
- * @throws TechnocoreError `bad_option`: options that do not go together; `already_served`: the same mailbox is served
- * through the same transport by another call of this, and not by both with `claim`, so that each would run everything
- * @throws what opening and reading the mailbox throws, when it cannot be waited out
+ * @returns resolves after `o.signal` has aborted and what was begun is answered, within `drainMs`
+ * @throws {@link BadName} if the room is not a mailbox
+ * @throws {@link TechnocoreError} `bad_option` if options contradict each other; `already_served` if another call serves
+ * the same mailbox with the same key through the same transport, unless both set `claim`
+ * @throws what opening and reading the mailbox throws, unless it is transient
  */
 export async function serve(mailbox: string | Channel, signer: Signer, o: ServeOptions = {}): Promise<void> {
   const t = transportOf(o);
@@ -134,10 +146,10 @@ export async function serve(mailbox: string | Channel, signer: Signer, o: ServeO
   }
 }
 
-/** A message of which it does not matter when it came. */
+/** A message that may come without the time at which it was written. */
 type Unplaced = Omit<Incoming, 'at'> & { at?: number | undefined };
 
-/** Most notifications of one request that wait to be written. */
+/** The most notifications of one request that wait to be written. */
 const MAX_EMITTED = 64;
 
 class Server implements Listener {
@@ -151,19 +163,19 @@ class Server implements Listener {
   readonly #self: string;
   readonly #dispatcher: Dispatcher;
   readonly #ledger: Ledger;
-  /** Who was answered before whom. */
+  /** Which keys were answered, and in which order they first were. */
   readonly #regulars: Regulars;
   readonly #answering: Answering;
   readonly #workers: Workers;
-  /** Requests that wait for a worker, by key and id, so that they can be called off. */
+  /** Requests that wait for a worker, by key and id, so that they can be cancelled. */
   readonly #queued = new Map<string, AbortController>();
   readonly #long: LongRequests | undefined;
   readonly #underway: Underway;
   readonly #share: Share | undefined;
   readonly #sharing = new AbortController();
-  /** What aborts the handlers that run. */
+  /** The controllers of the handlers that run. */
   readonly #running = new Set<AbortController>();
-  /** The last task of each key: messages of one key are admitted in their order. */
+  /** The last task of each key: messages of one key are admitted in order. */
   readonly #lanes = new Map<string, { length: number; last: Promise<void> }>();
   #ended: ((cause: unknown) => void) | undefined;
   #heard = false;
@@ -203,14 +215,14 @@ class Server implements Listener {
     if (spills) this.#long = new LongRequests((ref) => spill.get(ref), this.#regulars);
     if (o.claim) this.#share = this.#makeShare(o.claim === true ? undefined : o.claim.leaseMs);
     const concurrency = o.concurrency ?? 16;
-    // Some turns are left for others, where there are enough of them: also of those that newcomers may have.
+    // One key cannot have all workers: not even, if it is new, all of those that new keys can have.
     this.#workers = new Workers(concurrency, o.queue ?? 1024, concurrency - 2 * (concurrency >> 2), this.#regulars);
   }
 
-  /** With a place that is kept and a ledger that is not, a restart would run once more what was finished. */
+  /** With a kept cursor and a ledger that is lost, a restart would run finished requests again. */
   #checkLedger(ledger: Ledger | undefined): void {
     if (!ledger) throw new TechnocoreError('bad_option', 'a cursor needs a ledger that is kept as well: fileLedger');
-    // In one process it may outlive this server.
+    // A ledger in memory may outlive this server if the process goes on: no error.
     if (ledger instanceof LedgerState) this.#t.onEvent({ kind: 'forgetful', room: this.#room });
   }
 
@@ -225,20 +237,20 @@ class Server implements Listener {
 
   async run(signal: AbortSignal | undefined): Promise<void> {
     const { promise, resolve, reject } = deferred();
-    // A channel may end before anybody waits for it.
+    // The channel may end before the promise is awaited.
     promise.catch(() => {});
     this.#ended = reject;
     signal?.throwIfAborted();
     const alone = this.#channel ? () => {} : this.#alone();
     const forget = onAbort(signal, () => {
-      // The next one may begin while this one drains.
+      // Another server may begin while this one drains.
       alone();
       resolve();
     });
     let leave: (() => void) | undefined;
     const over = new AbortController();
     try {
-      // Whoever sees that the server is ready finds it attended.
+      // Before `onReady`, so that calls from this process see that the mailbox is served here.
       if (!this.#channel) this.#underway.track(this.#attend(over.signal));
       leave = await this.#begun(this.#listen(signal));
       void this.#passTime(over.signal);
@@ -257,14 +269,14 @@ class Server implements Listener {
   }
 
   /**
-   * Makes sure that nobody else here takes the same requests.
+   * Makes sure that no other server of this process takes the same requests.
    *
-   * @returns ends that
-   * @throws TechnocoreError `already_served`
+   * @returns a function that lets others serve the mailbox again
+   * @throws {@link TechnocoreError} `already_served`
    */
   #alone(): () => void {
     const serving = sharedOf(this.#t, SERVING, () => new Map<string, { servers: number; isShared: boolean }>());
-    // Of another key's server the callers are told by its answers.
+    // Only servers with the same key are in each other's way: from another one, callers see another key's answers.
     const name = `${this.#room} ${this.#signer.did}`;
     const others = serving.get(name);
     const isShared = this.#share !== undefined;
@@ -299,7 +311,7 @@ class Server implements Listener {
     return attend(this.#t, this.#room, this.#signer, signal, { presence, heard, isLast, lastSaid, saying, ...others });
   }
 
-  /** Another program with the same key serves the same mailbox, or did until it was killed. */
+  /** Warns that another program with the same key serves the same mailbox, or did until it was killed. */
   readonly #warn = (at: number): void => {
     const when = new Date(at).toISOString();
     const reason = `another server with this key was here at ${when}; if it still runs, both run every request: option claim, for both`;
@@ -307,7 +319,7 @@ class Server implements Listener {
     this.#t.onEvent({ kind: 'warning', room: this.#room, reason });
   };
 
-  /** Tells the ledger the time, also while nobody asks for anything. */
+  /** Tells the ledger the time, even while no requests come. */
   async #passTime(signal: AbortSignal): Promise<void> {
     try {
       for (;;) {
@@ -319,7 +331,7 @@ class Server implements Listener {
     }
   }
 
-  /** Says why it takes so long to be ready, once, where no events tell of each attempt. */
+  /** Waits until the server is ready. If that takes long and there is no `onEvent`, says why on the console, once. */
   async #begun<T>(listening: Promise<T>): Promise<T> {
     const { clock, base } = this.#t;
     const tell = (): void => {
@@ -343,7 +355,7 @@ class Server implements Listener {
     const feed = feedOf(this.#t, this.#room);
     const leave = await feed.listen(this, { signal, from });
     try {
-      // From now on no request is lost, whenever we die.
+      // From now on no request is lost, whenever this process dies.
       const begun = from ? from === first && first : feed.place;
       if (begun) await this.#underway.keep(begun);
       return leave;
@@ -353,9 +365,9 @@ class Server implements Listener {
     }
   }
 
-  /** Lets what was begun end, each by its deadline at the latest. */
+  /** Waits until what was begun has ended, at most `drainMs`. */
   async drain(): Promise<void> {
-    // Subscriptions would go on for long; they end with an answer, like the rest.
+    // Ends subscriptions, with an answer: they would go on for long.
     this.#dispatcher.close();
     const timer = new AbortController();
     const drainMs = this.#o.drainMs ?? (this.#o.deadlineMs ?? DEADLINE_MS) + DRAIN_MS;
@@ -368,13 +380,13 @@ class Server implements Listener {
     if (isLate) {
       this.#t.onEvent({ kind: 'undrained', room: this.#room, tasks: this.#underway.size });
       this.#answering.close(OVER);
-      // Nobody would hear of what goes on, or begins in the turn of what ends; the ledger has it as interrupted.
+      // Nobody would get the answer of what still runs, or begins now that others end; in the ledger it is interrupted.
       for (const one of [...this.#queued.values(), ...this.#running]) one.abort(OVER);
     }
     timer.abort(OVER);
     this.#sharing.abort(OVER);
     await this.#share?.release();
-    // The last look at the claims told what others finished: it is remembered before the ledger may be closed.
+    // Releasing the share told what other servers finished: the ledger gets it before its owner may close it.
     if (!isLate) await this.#underway.ended();
   }
 
@@ -383,7 +395,7 @@ class Server implements Listener {
   }
 
   gap(gap: RingGap): void {
-    // Lost requests are their callers' to repeat; the operator may want to know.
+    // Callers may repeat lost requests; the operator gets an event.
     this.#t.onEvent({ kind: 'lost', room: this.#room, gap });
   }
 
@@ -398,7 +410,7 @@ class Server implements Listener {
   message(m: Incoming): void {
     this.#heard = true;
     this.#share?.saw(m);
-    // The line that opens a mailbox, which stands behind what waited there, says nothing to those who serve it.
+    // Our own messages, and the line that opens the mailbox, are no requests.
     if (m.from !== '' && (m.from === this.#self || m.text === OPENING)) return;
     const frame = decode(m.text);
     if (!frame || m.from === '') {
@@ -429,23 +441,23 @@ class Server implements Listener {
     this.#underway.track(lane.last, m);
   }
 
-  /** Decides about one message; what it asks for then runs on its own. */
+  /** Decides about one message, in the turn of its key. What it asks for then runs on its own. */
   async #admit(m: Incoming, said: JsonObject | Json[], standing: Standing): Promise<void> {
     const frame = isSpilled(said) && standing !== 'finished' ? await this.#unspilled(m, said) : said;
     if (!frame) return;
     const batch = Array.isArray(frame) ? frame : undefined;
     const members = batch ?? [frame];
     const kinds = members.map(classify);
-    // Two servers that answered each other's answers would never end.
+    // Or two servers would answer each other's answers without end.
     if (kinds.every((kind) => kind === 'response')) return;
     const requests = members.filter((_, i) => kinds[i] === 'request') as JsonObject[];
     const named = replyNamed(members);
 
-    // Answered, it would reach the caller whose id it is as the answer to a question of his.
+    // An answer under another key's id would reach that key as the answer to a request of its own.
     if (requests.length > MAX_REQUESTS) return this.#refuse(m, 'too many requests in a batch');
     const answerable = members.filter((member, i) => kinds[i] !== 'response' && isObject(member)) as JsonObject[];
     if (answerable.some(({ id }) => !mayUseId(m.from, id))) return this.#refuse(m, 'an id of another key');
-    // Written as we write it, it may be six times as long as it came: nothing runs for what cannot be answered.
+    // Once escaped, an id may be six times as long as it came. Nothing is run that could not be answered.
     if (requests.some(({ id }) => encodeLong(id).length > this.#answering.limit - ERROR_CHARS)) {
       return this.#refuse(m, 'an id too long for any answer');
     }
@@ -464,14 +476,14 @@ class Server implements Listener {
     }
     const whole = batch !== undefined && !this.#dispatcher.batchable(batch);
     const invalid = whole ? [] : members.filter((_, i) => kinds[i] === 'invalid').slice(0, MAX_INVALID);
-    // A frame that is none is answered only where it says itself where to; else it is a stranger's chat.
+    // An invalid frame is answered only if it names a reply room; any other is just a stranger's text.
     const wanted = requests.length > 0 || (named !== undefined && (invalid.length > 0 || whole));
-    // Without a place for the answer nothing runs: the caller would take silence for failure and ask again.
+    // Without a place for the answer nothing is run: the caller would take silence for failure, and ask again.
     const reply = wanted ? await this.#answering.to(m, named) : undefined;
     const asked = reply ? requests : [];
     const passing = this.#passing(asked);
     const notifies = members.some((member, i) => kinds[i] === 'notification' && this.#dispatcher.acts(member));
-    // What others finished or began is known by its place, not by when it was signed.
+    // What other servers finished or began is known by its position, not by when it was signed.
     const { fresh, verdicts } = await this.#admission(
       standing === 'new' ? m : { ...m, at: undefined },
       whole ? [] : asked,
@@ -520,7 +532,7 @@ class Server implements Listener {
     );
   }
 
-  /** The request that a frame stands for; undefined when there is none, which is told. */
+  /** The request that a frame names in notes; undefined, with an event or an error to the caller, if it cannot be had. */
   async #unspilled(m: Incoming, frame: JsonObject): Promise<JsonObject | undefined> {
     const { id } = frame;
     const named = replyNamed([frame]);
@@ -537,7 +549,7 @@ class Server implements Listener {
     }
   }
 
-  /** Remembers what another server finished, so that it runs here as little as it would there. */
+  /** Enters what another server finished into our ledger, so that it is not run here either. */
   async #elsewhere(m: Incoming, requests: JsonObject[], named: unknown): Promise<void> {
     const passing = this.#passing(requests);
     const { verdicts } = await this.#admission({ ...m, at: undefined }, requests, named, { passing, notifies: true });
@@ -548,14 +560,14 @@ class Server implements Listener {
     }
   }
 
-  /** What the ledger says. A server whose ledger fails can promise nothing any more, and ends. */
+  /** The verdict of the ledger. If the ledger fails, the server ends: it could no longer keep its promises. */
   async #admission(
     m: Unplaced,
     requests: JsonObject[],
     named: unknown,
     { passing, notifies }: { passing: Set<JsonObject>; notifies: boolean },
   ): Promise<Admission> {
-    // What cannot be written down is the frame's fault, and not the ledger's.
+    // Outside the `try`: what cannot be encoded is an error of the frame, not of the ledger.
     const message = {
       from: m.from,
       room: m.room,
@@ -583,7 +595,7 @@ class Server implements Listener {
     drop(this.#t, 'refused', m, { reason });
   }
 
-  /** Who asks: without it whatever is dispatched would be a call of our own. */
+  /** Who asks. Without it, a dispatched frame would count as a call from inside this process. */
   #caller({ from, room }: Incoming): DispatchContext {
     return { from, room, service: this.#service };
   }
@@ -592,7 +604,7 @@ class Server implements Listener {
     const { clock } = this.#t;
     const onError = this.#told;
     const context = { ...this.#caller(m), onError };
-    // A layer's own notifications cancel what holds the turns; a handler of ours waits its turn and has its time, like any other.
+    // A layer's notifications cancel requests, so they must not wait for a worker as the handlers of plain methods do.
     if (!this.#o.methods?.has(frame['method'] as string)) {
       const cancelled = this.#dispatcher.cancels(frame);
       if (cancelled !== undefined) this.#queued.get(`${m.from} ${JSON.stringify(cancelled)}`)?.abort();
@@ -617,7 +629,7 @@ class Server implements Listener {
     }
   }
 
-  /** Requests for which nothing runs, as there is no such method. */
+  /** The requests for which nothing runs, because there is no such method. */
   #passing(requests: JsonObject[]): Set<JsonObject> {
     return new Set(requests.filter((request) => !this.#dispatcher.acts(request)));
   }
@@ -628,7 +640,7 @@ class Server implements Listener {
     return this.#textOf(answer!, request);
   }
 
-  /** The text of the answer to one request; undefined when none goes back. */
+  /** The text of the answer to one request; undefined if none is sent. */
   async #outcome(
     m: Incoming,
     request: JsonObject,
@@ -642,7 +654,8 @@ class Server implements Listener {
         return this.#run(m, request, reply);
       case 'answered':
         if (this.#share && verdict.answer === interrupted(id)) return this.#interrupted(m, request, fresh, reply);
-        // Read again after a restart; a repeat that the caller signed anew is fresh.
+        // Sent again to a caller who asked again (that is fresh), not when we read the same message again after a
+        // restart.
         if (fresh || !verdict.sent) return verdict.answer;
         drop(this.#t, 'skipped', m, { reason: 'old' });
         return undefined;
@@ -662,7 +675,9 @@ class Server implements Listener {
     }
   }
 
-  /** Of a request that another process began: its answer if that stands there, else another try or the word for none. */
+  /**
+   * For a request that another process began: its answer if the reply room shows one, else another run, or error 1001.
+   */
   async #interrupted(m: Incoming, request: JsonObject, fresh: boolean, reply: Reply): Promise<string | undefined> {
     const id = request['id'] as Id;
     const key = JSON.stringify(id);
@@ -670,25 +685,25 @@ class Server implements Listener {
     if (found === undefined && this.#dispatcher.idempotent(request)) return this.#run(m, request, reply);
     const text = found ?? interrupted(id);
     await this.#ledger.answer(m.from, key, text);
-    // Only who asks again did not see what stands there.
+    // An answer that stands in the reply room is repeated only for a caller who asked again.
     return found === undefined || fresh ? text : undefined;
   }
 
-  /** A refusal costs a write like any answer: a key that floods gets only some. */
+  /** The refusal, unless too much waits for this key: each costs a write, like any answer. */
   #refusal(m: Incoming, text: string): string | undefined {
     if (!this.#answering.isCrowded(m.from)) return text;
     drop(this.#t, 'refused', m, { reason: 'too much waits for this key' });
     return undefined;
   }
 
-  /** What a handler threw: the caller learns none of it, whoever runs the server all. */
+  /** Tells the operator what a handler threw. The caller learns nothing of it. */
   readonly #told = (error: unknown, method: string): void => {
     if (!this.#o.onEvent)
       console.error(`technocore-rpc: the handler of ${JSON.stringify(method)} failed: ${printable(error)}`);
     this.#t.onEvent({ kind: 'handler-error', method, error });
   };
 
-  /** Runs a handler within its bounds and keeps what it answered. */
+  /** Runs a handler within its limits, and keeps its answer in the ledger. */
   async #run(m: Incoming, request: JsonObject, reply: Reply): Promise<string | undefined> {
     const { clock } = this.#t;
     const id = request['id'] as Id;
@@ -713,7 +728,7 @@ class Server implements Listener {
     }
     if (this.#share && !this.#share.holds(m.from)) {
       release();
-      // Whoever has the share by then must not take it for one that was finished.
+      // The server that has the share by now must not take the request for a finished one.
       await this.#ledger.answer(m.from, key, interrupted(id));
       this.#share.again(m, decode(m.text)!);
       return undefined;
@@ -731,7 +746,7 @@ class Server implements Listener {
     const send = (frame: Json, write: (text: string) => Promise<boolean>): false | Promise<boolean> => {
       if (stop.signal.aborted) return false;
       const text = encodeLong(frame);
-      // Whatever a handler says in a burst, memory and the write budget hold.
+      // However many notifications a handler sends at once, memory and the write budget must last.
       const isMuch = emitted >= MAX_EMITTED;
       if (isMuch || text.length > this.#answering.limit) {
         const reason = isMuch ? 'a notification, while many wait' : 'a notification too long for a message';
@@ -746,7 +761,7 @@ class Server implements Listener {
       return sent;
     };
     const emit = (frame: Json): false | Promise<boolean> => send(frame, (text) => this.#answering.write(reply, [text]));
-    // One at a time: what waits can still be left out.
+    // One at a time, so that those that wait can still be dropped.
     let told = Promise.resolve(true);
     const tell = (frame: Json): false | Promise<boolean> =>
       send(frame, (text) => (told = told.then(() => this.#tell(m, reply, text, stop.signal))));
@@ -756,7 +771,7 @@ class Server implements Listener {
       const dispatched = this.#dispatcher.dispatch(request, {
         ...this.#caller(m),
         rank: this.#regulars.rank(m.from),
-        // What waits for long is ended with the dispatcher.
+        // A subscription runs until the dispatcher is closed.
         ...(!open && { signal }),
         emit,
         tell,
@@ -764,13 +779,13 @@ class Server implements Listener {
         onError,
       });
       const answer = await Promise.race([dispatched, late]);
-      // Of what was called off nobody knows how far it got; a subscription that ended may begin again.
+      // How far a cancelled request got is unknown. A subscription that ended may begin again.
       const text = answer === undefined ? interrupted(id) : await this.#textOf(answer, request, reply);
       if (answer === undefined && open) await this.#ledger.forget(m.from, key);
       else await this.#ledger.answer(m.from, key, text);
       return answer === undefined ? undefined : text;
     } finally {
-      // After the deadline nobody hears the handler any more; it learns so by its signal.
+      // After the deadline nobody gets the handler's result: its signal says so.
       stop.abort(CALL_OVER);
       this.#running.delete(stop);
       release();
@@ -778,9 +793,9 @@ class Server implements Listener {
   }
 
   /**
-   * Writes a notification that is worth no waiting to anybody.
+   * Writes a notification, or drops it if anybody would have to wait for it.
    *
-   * @param over aborted when its call has ended, and the answer is next
+   * @param over aborted once the call has ended, so that its answer is next
    */
   async #tell(m: Incoming, reply: Reply, text: string, over: AbortSignal): Promise<boolean> {
     if (!over.aborted && this.#answering.hasSpare) return this.#answering.tell(reply, text);
@@ -789,7 +804,7 @@ class Server implements Listener {
     return false;
   }
 
-  /** An answer as it goes back. What cannot be written is an error, and what goes where nobody reads it is not kept at length. */
+  /** The text of an answer: an error if the answer cannot be encoded, and shortened or spilled if it is too long. */
   async #textOf(answer: Json, request: JsonObject, reply?: Reply): Promise<string> {
     const id = request['id'] as Id;
     let text: string;
@@ -808,31 +823,32 @@ export function readsSpilled({ spill, allow }: Pick<ServeOptions, 'spill' | 'all
   return spill ?? allow !== undefined;
 }
 
-/** Characters that an error of ours takes beside the id. */
+/** The most characters that an error of ours takes beside the id. */
 const ERROR_CHARS = 512;
-/** Requests in one batch; each may cost an answer. */
+/** The most requests in one batch: each may cost an answer. */
 const MAX_REQUESTS = 128;
-/** Messages of one key that wait to be admitted; things of all keys under way. */
+/** The most messages of one key that wait to be admitted. */
 const MAX_LANE = 1024;
+/** The most tasks of all keys that are under way. */
 const MAX_TASKS = 16_384;
-/** Members of one batch that are no requests, and are told so. */
+/** The most invalid members of one batch that get an answer. */
 const MAX_INVALID = 64;
 
-/** Mailboxes that are served through a transport, and by which key. */
+/** The mailboxes that are served through a transport, with the key that serves each. */
 const SERVING = {};
 
-/** How long a handler may take, unless told otherwise, ms. */
+/** The default deadline of a handler, ms. */
 const DEADLINE_MS = 60_000;
-/** How long answers may take to be written after that, when the server ends, ms. */
+/** How long, when the server ends, answers may take to be written beyond the deadline, ms. */
 const DRAIN_MS = 30_000;
 /** How long a server may take to be ready before it says why it is not, ms. */
 const LATE_MS = 3000;
 /** How often the ledger is told the time, ms. */
 const PASS_MS = 30_000;
 const OVER = new TechnocoreError('over', 'the server has ended');
-// One for all, which spares each call the making of a stack.
+// One object for all calls: making an error with its stack for each would cost too much.
 const CALL_OVER = new TechnocoreError('deadline', 'the call is over');
-/** Verdicts whose answers are kept in the ledger. */
+/** The verdicts whose answers are kept in the ledger. */
 const KEPT: ReadonlySet<string> = new Set(['new', 'answered', 'interrupted']);
 
 function digestOf({ method, params }: JsonObject): string {
