@@ -1,9 +1,9 @@
 /**
- * The asking side of MCP, revision 2026-07-28: tools that live inside another agent, used as if they were here. There is
- * no session; each request says all it needs, and a lost one is asked again under a fresh id or reported, never guessed.
+ * The client side of MCP, revision 2026-07-28: the tools of another agent. There is no session. Each request says all
+ * that it needs, and one whose answer is lost is asked again under a fresh id, or reported.
  *
- * What the other side sends is a stranger's: results are checked for shape, structured ones against the tool's output
- * schema where that is known, lists and rounds are bounded.
+ * What the other side sends is a stranger's: results are checked for their shape, and structured ones against the tool's
+ * output schema where that is known; lists and rounds are limited.
  *
  * @module
  */
@@ -32,74 +32,87 @@ import type { Signer } from './signer.ts';
 import { MISSING_CAPABILITY } from './toolcall.ts';
 import { type ElicitResult, isBlock, type LogLevel, type Tool, type ToolResult } from './tools.ts';
 
-/** Times that one call may be asked for input. */
+/** How often one call may be asked for input. */
 const MAX_ROUNDS = 10;
-/** Pages and characters of one list of tools; times that it is begun anew because it changed while it was read. */
+/** The most pages and characters of one list of tools. */
 const MAX_PAGES = 1024;
 const MAX_LIST_CHARS = 1 << 22;
+/** How often reading a list is started again because the list changed meanwhile. */
 const MAX_RESTARTS = 2;
-/** Lists that are kept. */
+/** The most lists that are kept. */
 const MAX_LISTS = 32;
-/** Longest time that a list is believed, ms. */
+/** The longest time for which a list is kept, ms. */
 const MAX_TTL_MS = 86_400_000;
 /** How often an idle mailbox hears from its caller, ms, and how soon again after a failure. */
 const KEEPALIVE_MS = 72_000_000;
 const KEEPALIVE_RETRY_MS = 3_600_000;
 
-/** Which question of a tool is being answered. */
+/** The question of a tool that an {@link Answerer} answers. */
 export interface InputContext {
   /** The tool's name for the question; the same each time it asks. */
   readonly key: string;
-  /** Aborts with the call. */
+  /** The signal of the call. */
   readonly signal: AbortSignal | undefined;
 }
 
-/** Answers one kind of question. */
+/** Answers one kind of question of a tool. What it throws ends the call, which throws the same. */
 export type Answerer<T> = (params: any, context: InputContext) => T | Promise<T>;
 
-/** Answers to what a tool asks meanwhile. What there is a function for is declared to the server, and nothing else. */
+/**
+ * Answers to what a tool asks while it runs. Exactly the kinds for which there is a function are declared to the server.
+ * The params are a stranger's.
+ */
 export interface InputHandlers {
-  /** A form for a person: `params.message`, `params.requestedSchema`. A stranger's text: never answer with secrets. */
+  /** Shows a person a form: `params.message` and `params.requestedSchema`. Never answer with secrets. */
   elicit?: Answerer<ElicitResult>;
-  /** A page for a person to visit: `params.message`, `params.url`. */
+  /** Asks a person to visit a web page: `params.message` and `params.url`. */
   elicitUrl?: Answerer<ElicitResult>;
-  /** A message from our model: `params.messages`, `params.maxTokens`. Returns role, content and model. */
+  /** Asks the caller's model: `params.messages`, `params.maxTokens` and so on. Returns `role`, `content` and `model`. */
   sample?: Answerer<object>;
-  /** Our root folders. */
+  /** Names the caller's root folders, as `file:` URIs. */
   roots?: Answerer<{ roots: { uri: string; name?: string }[] }>;
 }
 
 /** Options of {@link mcpListTools}. */
 export interface McpListOptions extends McpOptions {
-  /** Reads the list also when a kept one is still good. */
+  /** Whether to ask the server even if a kept list is still valid; default false. */
   refresh?: boolean;
 }
 
-/** Options of {@link mcpCallTool}. `timeoutMs` is for each round; progress extends it, up to ten times. */
+/**
+ * Options of {@link mcpCallTool}. `timeoutMs` applies to each round; progress extends it, to ten times as long at most.
+ */
 export interface McpCallOptions extends McpOptions {
+  /** Answers to what the tool asks. Default: none, and a tool that must ask fails with code -32021. */
   onInput?: InputHandlers;
-  /** Told of progress; `done` rises. */
+  /** Called with progress; `done` rises. `message` is a stranger's text. */
   onProgress?: (done: number, total?: number, message?: string) => void;
-  /** Told of log lines. The text is a stranger's. */
+  /** Called with log lines. They are a stranger's. */
   onLog?: (level: LogLevel, data: Json, logger?: string) => void;
-  /** The least level that `onLog` wants; default `info`. */
+  /** The lowest level that `onLog` gets; default `info`. */
   logLevel?: LogLevel;
   /**
-   * Whether the tool may run twice: then it is called again under a fresh id when messages were lost from the reply room.
-   * Default: what the tool's annotations say, if its list was read before; else it may not.
+   * Whether the tool may run twice. If so, it is called again under a fresh id when its answer may be among messages that
+   * the caller's mailbox lost. Default: what the tool's annotations say, if a list with it has been read; else false.
    */
   idempotent?: boolean;
 }
 
-/** What a server says of itself. */
+/** What an MCP server says about itself: the result of {@link mcpDiscover}. A stranger's. */
 export interface DiscoverResult {
+  /** The MCP revisions that it supports, such as `2026-07-28`. */
   supportedVersions: string[];
+  /** What it offers, such as `tools`. */
   capabilities: JsonObject;
-  /** For a model, by a stranger. */
+  /** What a model should know about it. */
   instructions?: string;
+  /** Its name and version. */
   serverInfo?: { name: string; version: string; [member: string]: Json };
+  /** How long this may be cached, in milliseconds: 0 to a day. */
   ttlMs: number;
+  /** Whether a cache may show it to other callers. */
   cacheScope: 'public' | 'private';
+  /** Further data, under prefixed names. */
   _meta?: JsonObject;
 }
 
@@ -117,9 +130,11 @@ function scopeOf({ cacheScope }: JsonObject): 'public' | 'private' {
 }
 
 /**
- * Asks a server what it is and can do. Never answered from memory.
+ * Asks an MCP server what it is and what it can do (`server/discover`). Always asks, never answers from a cache.
  *
- * @throws as {@link call}, and TechnocoreError `bad_response`
+ * @param to the server's mailbox, DID or {@link Channel}
+ * @param signer the caller's key
+ * @throws what {@link call} throws; {@link TechnocoreError} `bad_response` if the result is malformed
  */
 export async function mcpDiscover(to: string | Channel, signer: Signer, o: McpOptions = {}): Promise<DiscoverResult> {
   const peer = peerOf(to, signer, o);
@@ -140,11 +155,13 @@ export async function mcpDiscover(to: string | Channel, signer: Signer, o: McpOp
 }
 
 /**
- * Keeps a pair of idle mailboxes alive, which the service forgets after seven days without a line (after one day, with
- * a single line), by asking `server/discover` now and then; its answer refreshes our own. Failures are events (`retry`),
- * and it goes on.
+ * Keeps a pair of idle mailboxes alive by calling `server/discover` from time to time: the request refreshes the server's
+ * mailbox, the answer the caller's. The service deletes rooms after seven days without a message, and rooms with a single
+ * message after one day. Failures are events (`retry`), and it goes on.
  *
- * @param o `everyMs`: how often, default 20 hours
+ * @param to the server's mailbox, DID or {@link Channel}
+ * @param signer the caller's key
+ * @param o `everyMs`: the time between two requests, in milliseconds; default 72,000,000 (20 hours)
  * @returns resolves after `o.signal` aborts
  */
 export async function mcpKeepAlive(
@@ -169,19 +186,19 @@ export async function mcpKeepAlive(
 
 // --- lists of tools ----------------------------------------------------------------------------------------------
 
-/** A list as it was read. */
+/** A list that was read. */
 interface Listed {
   readonly to: string;
   readonly tools: Tool[];
   readonly read: number;
   readonly until: number;
-  /** Checks of structured results, made when first needed; undefined for a schema that cannot be used. */
+  /** Checks of structured results, compiled at first use; undefined for a schema that cannot be used. */
   readonly checks: Map<string, Schema | undefined>;
 }
 
 /** The lists that are kept for one transport or channel. */
 class Lists {
-  /** Lists that were dropped so far: one that is being read meanwhile may be old already. */
+  /** Counts drops: a list that was being read during one may be out of date already. */
   drops = 0;
   readonly #kept = new Map<string, Listed>();
 
@@ -219,7 +236,7 @@ export function listsOf({ t, to }: Peer): Lists {
   return isChannel(to) ? getOrMake(channelLists, to, make) : sharedOf(t, LISTS, make);
 }
 
-/** @internal What a list is dropped by. */
+/** @internal The name by which lists are dropped. */
 export const nameOf = (to: string | Channel): string => (isChannel(to) ? '' : to);
 
 function isGood({ read, until }: Listed, now: number): boolean {
@@ -246,11 +263,14 @@ function isTool(value: unknown): value is Tool {
 }
 
 /**
- * The tools of a server, from all pages of its list. A list is kept as long as the server allows (for other keys of ours
- * too only where it is public), a day at most, and dropped when {@link mcpListen} to the same `to` hears of a change. What
- * is no tool is left out, and an event. Names, descriptions and hints are a stranger's text.
+ * Lists the tools of an MCP server (`tools/list`), all pages of it. The list is cached as long as the server allows, at
+ * most a day, and for other signers of this process only if the server calls it public. {@link mcpListen} to the same
+ * `to` drops it when it changes. Malformed entries are left out (event `skipped`).
  *
- * @throws as {@link call}, and TechnocoreError `bad_response`: no list, or one without end
+ * @param to the server's mailbox, DID or {@link Channel}
+ * @param signer the caller's key
+ * @returns the tools in the server's order; names, descriptions and annotations are a stranger's
+ * @throws what {@link call} throws; {@link TechnocoreError} `bad_response` if the list is malformed or does not end
  */
 export async function mcpListTools(to: string | Channel, signer: Signer, o: McpListOptions = {}): Promise<Tool[]> {
   const peer = peerOf(to, signer, o);
@@ -299,7 +319,7 @@ async function readTools(peer: Peer): Promise<{ tools: Tool[]; ttlMs: number; sc
         cursors.add(cursor);
       }
     } catch (cause) {
-      // A place in the list that is lost: it changed while it was read.
+      // The server does not know its own cursor any more: the list changed while it was read.
       if (cursor === undefined || restarts >= MAX_RESTARTS || !isRpc(cause, INVALID_PARAMS)) throw cause;
       peer.t.onEvent({ kind: 'retry', method: 'tools/list', cause, afterMs: 0 });
     }
@@ -309,23 +329,39 @@ async function readTools(peer: Peer): Promise<{ tools: Tool[]; ttlMs: number; sc
 // --- calls -------------------------------------------------------------------------------------------------------
 
 /**
- * Calls a tool. What fails inside the tool is a result with `isError`; what keeps the call from happening is thrown.
+ * Calls a tool of an MCP server (`tools/call`). A failure of the tool itself is a result with `isError`; an error is
+ * thrown if the call did not take place.
  *
- * Questions that the tool asks meanwhile go to `o.onInput`, one after the other, and the call goes on with the answers,
- * at most ten times. When it is aborted or times out, the server is told to stop.
+ * Questions that the tool asks go to `o.onInput`, one after the other, and the call goes on with the answers, for up to
+ * ten rounds. When the call is aborted or times out, the server is told to stop.
  *
- * Arguments that fit no message, up to some 95 kB, go into notes once the server has said, to {@link mcpDiscover}, that it
- * reads such requests: one of ours does where `allow` says who may call, or with `spill`.
+ * Arguments that do not fit into a message, up to some 95 kB, go through notes if the server has told {@link mcpDiscover}
+ * that it reads such requests. Servers of this library do if they have the option `allow` or `spill`.
  *
- * @param name as the server lists it
+ * @param to the server's mailbox, DID or {@link Channel}
+ * @param name the name of the tool, as the server lists it
  * @param args the arguments, an object; undefined for none
- * @returns the result; structured content satisfies the tool's output schema, if a list that is still good has one
- * @throws as {@link call}
- * @throws RpcError also -32602 no such tool, -32021 the tool needs something that `o.onInput` lacks, -32022 another version
- * @throws RingGap the answer may be lost, and the tool may not run twice
- * @throws TechnocoreError `bad_response`: no result of a tool, a type of result that is not known, or structured content
- *   that breaks the tool's own schema; `too_many_rounds`
- * @throws what `o.onInput`, `o.onProgress` and `o.onLog` throw
+ * @param signer the caller's key
+ * @returns the result, a stranger's. If a valid cached list has an output schema for the tool, `structuredContent`
+ * satisfies it
+ * @throws {@link RpcError} if the server refuses: code -32602 for an unknown tool, -32021 if the tool needs an answer for
+ * which `o.onInput` has no function, -32022 for an unsupported MCP revision
+ * @throws {@link RingGap} if the answer may be among messages that were lost, and the tool may not run twice
+ * @throws {@link TechnocoreError} `bad_response` if the result is malformed, of an unknown type, or violates the tool's
+ * output schema; `too_many_rounds` if the tool asks more than ten times; `bad_params` if `args` is not an object
+ * @throws what `o.onInput`, `o.onProgress` and `o.onLog` throw, and what {@link call} throws
+ * @example
+ * ```ts
+ * import { mcpCallTool, Signer } from 'technocore-rpc';
+ *
+ * const signer = await Signer.fromDir();
+ * const { isError, structuredContent } = await mcpCallTool('mb-p-adds-90c2', 'add', { a: 1, b: 2 }, signer, {
+ *   replyTo: 'mb-p-ada-77c2',
+ *   onInput: { elicit: ({ message }) => (console.log('it asks:', message), { action: 'decline' }) },
+ *   onProgress: (done, total) => console.log(`${done} of ${total}`),
+ * });
+ * console.log(isError ?? false, structuredContent); // false { sum: 3 }
+ * ```
  */
 export async function mcpCallTool(
   to: string | Channel,
@@ -364,7 +400,7 @@ export async function mcpCallTool(
 }
 
 function capabilitiesOf({ elicit, elicitUrl, sample, roots }: InputHandlers): JsonObject {
-  // `{}` means forms, also to those who know no other kind.
+  // `{}` means forms only, for servers that know no other kind, too.
   const elicitation: JsonObject = elicitUrl === undefined ? {} : { ...(elicit && { form: {} }), url: {} };
   return {
     ...((elicit ?? elicitUrl) && { elicitation }),
@@ -373,7 +409,7 @@ function capabilitiesOf({ elicit, elicitUrl, sample, roots }: InputHandlers): Js
   };
 }
 
-/** The error by which a server refuses a call that cannot be asked back, with what would answer. */
+/** The error for a missing capability, with a hint at the option that supplies it. */
 function withHint({ rpc: { code, message, data } }: RpcError): RpcError {
   const { requiredCapabilities: required } = isObject(data) ? data : {};
   const { elicitation, sampling, roots } = isObject(required) ? required : {};
@@ -383,7 +419,7 @@ function withHint({ rpc: { code, message, data } }: RpcError): RpcError {
   return new RpcError(code, message, data, `the tool asks its caller, which takes the ${needed}`);
 }
 
-/** What a call asks to be told. */
+/** The members of `_meta` that ask for progress and log lines. */
 function wanted({ onProgress, onLog, logLevel }: McpCallOptions, token: string): JsonObject {
   return {
     ...(onProgress && { progressToken: token }),
@@ -391,14 +427,15 @@ function wanted({ onProgress, onLog, logLevel }: McpCallOptions, token: string):
   };
 }
 
-/** Hands on progress and log lines of one call. */
+/** Passes on the progress and log lines of one call. */
 function noticesOf({ onProgress, onLog }: McpCallOptions, token: string): Notice {
   let reported = Number.NEGATIVE_INFINITY;
   return (frame, id) => {
     const { method, params } = frame;
     if (!isObject(params)) return undefined;
     const of = tagOf(frame, REQUEST_ID);
-    // The token stands in our request for others to copy; whose request it is for, the server says.
+    // Others can read our token in the request and use it in theirs, so the server's own tag of the request counts as
+    // well.
     const isOurs = params['progressToken'] === token && (of === undefined || of === id);
     if (onProgress && method === 'notifications/progress' && isOurs) {
       const { progress, total, message } = params;
@@ -411,7 +448,7 @@ function noticesOf({ onProgress, onLog }: McpCallOptions, token: string): Notice
       );
       return 'alive';
     }
-    // A server that does not know our tag cannot say which request a line belongs to.
+    // Servers that do not know our tag cannot say to which request a line belongs.
     if (onLog && method === 'notifications/message' && (of === undefined || of === id)) {
       const { level, data = null, logger } = params;
       if (typeof level !== 'string') return undefined;
@@ -422,7 +459,7 @@ function noticesOf({ onProgress, onLog }: McpCallOptions, token: string): Notice
   };
 }
 
-/** The parameters by which a call goes on after it was asked for input. */
+/** The params with which a call continues after it was asked for input. */
 async function answersTo(
   { inputRequests, requestState }: JsonObject,
   onInput: InputHandlers,
@@ -482,7 +519,7 @@ async function checkedResult(peer: Peer, name: string, result: JsonObject): Prom
   return rest as unknown as ToolResult;
 }
 
-/** How a structured result breaks the tool's schema, as far as that is known. */
+/** How a structured result violates the tool's output schema; undefined if it does not, or the schema is not known. */
 async function outputProblem(peer: Peer, name: string, value: Json | undefined): Promise<string | undefined> {
   const { clock, onEvent } = peer.t;
   const listed = listsOf(peer).get(peer);

@@ -1,6 +1,6 @@
 /**
- * Listening to what an MCP server tells of its lists: one open request, renewed before the server forgets it and opened
- * again when it is lost.
+ * Subscriptions to the changes of an MCP server's lists: one open request, which is renewed before the server forgets it,
+ * and opened again when it is lost. Rules: MCP 2026-07-28, `subscriptions/listen`.
  *
  * @module
  */
@@ -15,45 +15,58 @@ import { listsOf, nameOf } from './mcp-client.ts';
 import { badResponse, exchange, type McpOptions, ownMeta, type Peer, peerOf, tagOf } from './mcp-peer.ts';
 import type { Signer } from './signer.ts';
 
-/** Notices that wait for a slow reader. */
+/** The most notifications that wait for a slow reader. */
 const MAX_NOTICES = 256;
-/** When a subscription is renewed, ms: our server lets one live for an hour. */
+/** When a subscription is renewed, ms: servers of this library end one after an hour. */
 const RENEW_MS = 3_000_000;
-/** How long opening one again is tried, ms. */
+/** For how long opening one again is tried, ms. */
 const REOPEN_MS = 300_000;
-/** A subscription that ends sooner is opened again after a pause that doubles up to this, ms. */
+/** A subscription that ends sooner than this is opened again after a pause, which doubles up to this, ms. */
 const BRIEF_MS = 60_000;
 
-/** What to listen to. */
+/** What {@link mcpListen} listens to. */
 export interface McpFilter {
+  /** Changes of the list of tools. */
   toolsListChanged?: boolean;
+  /** Changes of the list of prompts. */
   promptsListChanged?: boolean;
+  /** Changes of the list of resources. */
   resourcesListChanged?: boolean;
-  /** URIs. */
+  /** Updates of these resources, by URI. */
   resourceSubscriptions?: string[];
 }
 
-/** Options of {@link mcpListen}. `timeoutMs` is how long opening may take. */
+/** Options of {@link mcpListen}. `timeoutMs` is how long it may take to open the subscription. */
 export interface McpListenOptions extends McpOptions {
-  /** Called when the subscription is open, and each time it is opened again, with what the server will tell of. */
+  /** Called whenever the subscription is opened or renewed, with what the server will notify of. */
   onReady?: (honoured: McpFilter) => void;
-  /** How often the subscription is renewed, ms; default 50 minutes, since servers forget it after an hour. */
+  /**
+   * The time after which the subscription is renewed, in milliseconds; default 3,000,000, as servers may end one after an
+   * hour.
+   */
   renewMs?: number;
 }
 
 /**
- * Listens to what a server tells of its lists: each notification as it came. The subscription is renewed before the
- * server forgets it, and opened again when it is lost; what may have happened meanwhile is then told as if it had (a list
- * may have changed). Notices that say the same and wait together are one.
+ * Yields the notifications of an MCP server about changes of its lists (`subscriptions/listen`), each as the whole frame.
+ * The subscription is renewed before the server ends it, and opened again when it is lost. After a loss, every
+ * notification that may have been missed is yielded as if it had come. Equal notifications that wait together are yielded
+ * once.
  *
- * It ends only by `break`, by the signal, or by an error: no server that answers any more, for instance.
+ * It never ends by itself: leave the loop with `break`, or abort the signal.
  *
- * @throws as {@link call}
- * @throws TechnocoreError `not_offered`: the server tells of nothing that was asked for
+ * @param to the server's mailbox, DID or {@link Channel}
+ * @param notifications what to listen to
+ * @param signer the caller's key
+ * @throws what {@link call} throws, as when the server no longer answers
+ * @throws {@link TechnocoreError} `not_offered` if the server notifies of none of it
  * @example
  * ```ts
- * for await (const _ of mcpListen(to, { toolsListChanged: true }, signer, { replyTo })) {
- *   console.log(await mcpListTools(to, signer, { replyTo }));
+ * import { mcpListen, mcpListTools, Signer } from 'technocore-rpc';
+ *
+ * const [to, signer, o] = ['mb-p-adds-90c2', Signer.generate(), { replyTo: 'mb-p-ada-77c2' }];
+ * for await (const _ of mcpListen(to, { toolsListChanged: true }, signer, o)) {
+ *   console.log((await mcpListTools(to, signer, o)).map(({ name }) => name));
  * }
  * ```
  */
@@ -110,7 +123,7 @@ const LIST_CHANGED = {
   resourcesListChanged: 'notifications/resources/list_changed',
 } as const;
 
-/** What may have been missed. */
+/** The notifications that may have been missed. */
 function assumed(filter: McpFilter): JsonObject[] {
   const lists = Object.entries(LIST_CHANGED).filter(([kind]) => filter[kind as keyof typeof LIST_CHANGED] === true);
   return [
@@ -121,14 +134,14 @@ function assumed(filter: McpFilter): JsonObject[] {
   ];
 }
 
-/** A subscription that the server acknowledged. */
+/** A subscription that the server has acknowledged. */
 interface Subscription {
-  /** Resolves when it is over; `cause` where that was no decision of the server's. */
+  /** Resolves when it is over, with the `cause` unless the server ended it. */
   readonly ended: Promise<{ cause?: unknown }>;
   close(): void;
 }
 
-/** Keeps a subscription open, one after the other, until that fails. */
+/** Keeps one subscription open after the other, until that fails. */
 async function keepOpen(
   peer: Peer,
   filter: McpFilter,
@@ -161,7 +174,7 @@ async function keepOpen(
     timer.abort();
     if (over === undefined) {
       const next = await openAgain();
-      // It may have been lost meanwhile; when the next one is open, the last can be given up.
+      // The old one may have been lost meanwhile, and is no longer needed once the next one is open.
       over = await Promise.race([current.ended, Promise.resolve(undefined)]);
       current.close();
       current = next;
@@ -180,7 +193,7 @@ async function keepOpen(
 
 const LISTEN = 'subscriptions/listen';
 
-/** Opens a subscription; resolves when it is acknowledged. */
+/** Opens a subscription. Resolves when the server acknowledges it. */
 function subscribe(
   peer: Peer,
   filter: McpFilter,
@@ -231,7 +244,7 @@ function subscribe(
   });
 }
 
-/** What an acknowledgement says will be told. */
+/** What the server will notify of, out of its acknowledgement. */
 function honouredOf(params: unknown): McpFilter {
   const told = isObject(params) && isObject(params['notifications']) ? params['notifications'] : {};
   const { resourceSubscriptions: uris } = told;

@@ -1,6 +1,6 @@
 /**
- * One request to an MCP server, from the asking side: what it says of itself, its one retry for a version, the fresh id
- * after lost messages, and the word to the server when nobody waits for the answer any more.
+ * One request to an MCP server, from the client side: its `_meta`, one retry for another version, a fresh id after lost
+ * messages, and the cancellation when nobody waits for the answer any more. Rules: MCP 2026-07-28.
  *
  * @module
  */
@@ -20,26 +20,26 @@ import { SPILL_META } from './spill.ts';
 import { CLIENT_CAPABILITIES } from './toolcall.ts';
 
 export const CLIENT_INFO = 'io.modelcontextprotocol/clientInfo';
-/** Times that a request is asked again because the reply room lost messages. */
+/** How often a request is sent again because our mailbox lost messages. */
 const MAX_REISSUES = 3;
 
-/** Options of the MCP calls. */
+/** Options of all MCP requests. `batch` has no effect on them. */
 export interface McpOptions extends CallOptions {
-  /** How we name ourselves. */
+  /** The client's name and version, as the server sees them. Default: those of this library. */
   clientInfo?: { name: string; version: string; [member: string]: Json };
-  /** Capabilities beyond those that `onInput` implies. */
+  /** Client capabilities to declare beyond those that `onInput` implies. */
   capabilities?: JsonObject;
-  /** More members of `_meta`, such as `traceparent`. */
+  /** Further members of the request's `_meta`, such as `traceparent`. */
   meta?: JsonObject;
 }
 
-/** Whom we ask, and as whom. */
+/** A server that is asked, and who asks it. */
 export interface Peer {
   readonly t: Transport;
   readonly to: string | Channel;
   readonly signer: Signer;
   readonly o: McpOptions;
-  /** The id for the first request; each later one gets a fresh one. */
+  /** The id of the first request; later ones get fresh ids. */
   id: string | undefined;
 }
 
@@ -68,25 +68,28 @@ export function tagOf(frame: JsonObject, name: string): unknown {
 }
 
 const SPILLERS = {};
-/** How many of them are remembered. */
+/** How many such servers are remembered. */
 const MAX_SPILLERS = 4096;
 
-/** Servers that read requests too large for a message, by what they said when they were asked what they are. */
+/** The servers that read requests too long for a message, as they said in answer to `server/discover`. */
 const spillersOf = (t: Transport): Map<string, true> => sharedOf(t, SPILLERS, () => new Map());
 const roomOf = (to: string | Channel): string => (isChannel(to) ? to.room : to);
 
-/** Whether a server is known to read requests too large for a message. */
+/** Whether a server is known to read requests too long for a message. */
 export const readsLong = (t: Transport, to: string | Channel): boolean => spillersOf(t).has(roomOf(to));
 
-/** Takes note of what an answer says about that. */
+/** Remembers a server whose answer says that it does. */
 export function heedLong(t: Transport, to: string | Channel, result: unknown): void {
   if (metaIn(result)[SPILL_META] === true) remember(spillersOf(t), roomOf(to), true, MAX_SPILLERS);
 }
 
-/** What comes of a notification while the request with that id waits. */
+/** Takes a notification that comes while the request with that id waits. */
 export type Notice = (frame: JsonObject, id: string) => Taken;
 
-/** One request under one id; undefined when a notice ended it. If nobody waits any more, the server is told. */
+/**
+ * Sends one request under one id. Returns undefined if a notice ended it; cancels it at the server if nobody waits any
+ * more.
+ */
 async function once(
   peer: Peer,
   method: string,

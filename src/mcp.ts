@@ -151,7 +151,12 @@ interface Listener extends Pending {
 /** Layers with listeners, by the map of tools they listen to. */
 const listening = new WeakMap<Map<string, Tool>, Set<McpLayer>>();
 
-/** Tells everybody who listens to a map of tools that it changed. Calling it a lot is cheap: notices are few. */
+/**
+ * Notifies MCP clients that listen that a map of tools has changed. {@link tool} calls it by itself; call it after
+ * changing the map in another way. Many calls in a row cause few notifications.
+ *
+ * @param tools the map that is served: the default {@link tools}, or the one in the options of {@link serve}
+ */
 export function toolsChanged(tools: Map<string, Tool>): void {
   for (const layer of listening.get(tools) ?? []) layer.changed();
 }

@@ -1,5 +1,5 @@
 /**
- * Tools: what their authors write, what lists show of them, and what a call of one ends in.
+ * MCP tools: what their authors write, what lists show of them, and what a call results in. Rules: MCP 2026-07-28, tools.
  *
  * @module
  */
@@ -9,101 +9,139 @@ import { isObject, type Json } from './frames.ts';
 import type { Event } from './http.ts';
 import { compileSchema, type Schema } from './schema.ts';
 
+/** The severity of a log line in MCP, in rising order: the levels of RFC 5424. */
 export type LogLevel = 'debug' | 'info' | 'notice' | 'warning' | 'error' | 'critical' | 'alert' | 'emergency';
 
-/** A piece of a tool's answer. */
+/**
+ * One piece of a tool's result in MCP: text, an image or audio (`data` is base64), a link to a resource, or a resource
+ * itself (with `text`, or base64 in `blob`).
+ */
 export type ContentBlock =
   | { type: 'text'; text: string; [member: string]: Json }
   | { type: 'image' | 'audio'; data: string; mimeType: string; [member: string]: Json }
   | { type: 'resource_link'; uri: string; name: string; [member: string]: Json }
   | { type: 'resource'; resource: { uri: string; [member: string]: Json }; [member: string]: Json };
 
-/** What a tool call ends in. `isError` is the tool's own failure, told to the model. */
+/** The result of a tool call in MCP. */
 export interface ToolResult {
+  /** What the model is shown; may be empty. */
   content: ContentBlock[];
-  /** Any JSON value. */
+  /** The result as JSON, of any type; where the tool has an output schema, it satisfies that. */
   structuredContent?: Json;
+  /** True if the tool failed; `content` then tells the model how. */
   isError?: boolean;
+  /** Further data about the result, under prefixed names. */
   _meta?: JsonObject;
 }
 
-/** The answer of a person to a question: `content` comes with `accept` alone. */
+/** A person's answer to a question of a tool (MCP elicitation). */
 export interface ElicitResult {
+  /** Whether the person answered, refused to, or left without a choice. */
   action: 'accept' | 'decline' | 'cancel';
+  /** The values of a form; with `accept` only. */
   content?: JsonObject;
 }
 
 /**
- * What a tool is told and can do while it runs.
+ * What a {@link ToolHandler} knows about its call, and can do while it runs.
  *
- * `elicit`, `sample` and `roots` ask the caller for something. The first time round the caller does not have the
- * question yet, so they reject (code `input_required`, let it pass), the tool ends, and the caller is asked; with the
- * answer the tool **runs again from its start**, and the same call returns the answer. So ask before you act, and give
- * each question a key that stays the same. Questions asked side by side (`Promise.all`) go out together. At most ten
- * rounds. Answers come from the caller: they are checked for shape, and are no more true than its arguments.
+ * `elicit`, `sample` and `roots` ask the caller for something. At first they reject with an error of code
+ * `input_required`, which the tool must let pass: its run ends, and the caller is asked. When the answer is there, the
+ * tool **runs again from its start**, and the same question then resolves to the answer. So ask before you act, and give
+ * each question a key that stays the same. Questions asked in parallel (`Promise.all`) are sent together. A call can have
+ * ten rounds of questions. Answers come from the caller: they are checked for their shape, and are as trustworthy as the
+ * caller's arguments.
  */
 export interface ToolContext extends CallContext {
   /**
-   * Reports progress, if the caller wants it: `done` must rise. Of one call ten notices go out at once, log lines counted, then
-   * one a second, of progress the latest.
+   * Reports progress, if the caller asked for it. `done` must rise. At most ten notices of a call, log lines included,
+   * are sent at once, then one a second; of the progress that waits, the latest.
    */
   readonly progress: (done: number, total?: number, message?: string) => void;
-  /** Sends a log line, if the caller wants lines of that level. `data` is any JSON value. */
+  /** Sends a log line, if the caller asked for lines of that level. `data` is any JSON value. */
   readonly log: (level: LogLevel, data: unknown, logger?: string) => void;
-  /** Asks a person: a form (`message`, `requestedSchema`) or, with `mode: 'url'`, a page (`message`, `url`). Never for secrets. */
+  /**
+   * Asks a person: by a form (`params` has `message` and `requestedSchema`) or, with `mode: 'url'`, on a web page
+   * (`message` and `url`). Never ask for secrets by a form.
+   */
   readonly elicit: (key: string, params: object) => Promise<ElicitResult>;
-  /** Asks the caller's model: `messages`, `maxTokens` and so on. */
+  /** Asks the caller's model (MCP sampling): `params` has `messages`, `maxTokens` and so on. */
   readonly sample: (key: string, params: object) => Promise<JsonObject>;
-  /** Asks for the caller's root folders. */
+  /** Asks for the caller's root folders (MCP roots). */
   readonly roots: (key: string) => Promise<{ roots: { uri: string; name?: string }[] }>;
-  /** Tells everybody who listens that the list of tools changed. */
+  /** Notifies clients that listen that the list of tools has changed. */
   readonly toolsChanged: () => void;
 }
 
-/** A tool, as lists show it. */
+/** An MCP tool as lists show it: from {@link mcpListTools}, or registered with {@link tool}. */
 export interface Tool {
+  /** The name by which it is called. */
   readonly name: string;
+  /** A name for people. */
   readonly title?: string;
+  /** What it does, for the model. */
   readonly description?: string;
+  /** The JSON Schema of its arguments; the root type is object. */
   readonly inputSchema: JsonObject;
+  /** The JSON Schema of its structured result. */
   readonly outputSchema?: JsonObject;
+  /** What its author says about its effects. */
   readonly annotations?: ToolAnnotations;
+  /** Icons, each with `src`, and perhaps `mimeType` and `sizes`. */
   readonly icons?: readonly JsonObject[];
+  /** Further data about the tool, under prefixed names. */
   readonly _meta?: JsonObject;
-  /** The layer that calls it; tools from somebody's list have none. */
+  /** The layer that calls it; only of tools that are served here. */
   readonly layer?: MakeLayer;
 }
 
-/** Hints of the tool's author, to be believed only as far as the author is. */
+/** What the author of a tool says about its effects (MCP). Hints only: trust them as far as you trust the author. */
 export interface ToolAnnotations {
+  /** A name for people. */
   title?: string;
+  /** It changes nothing; default false. */
   readOnlyHint?: boolean;
+  /** It may destroy something; default true. */
   destructiveHint?: boolean;
+  /** To call it again with the same arguments has no further effect; default false. */
   idempotentHint?: boolean;
+  /** It deals with the world outside the server; default true. */
   openWorldHint?: boolean;
 }
 
+/** Options of {@link tool}. */
 export interface ToolOptions {
-  /** Name for people. */
+  /** A name for people. */
   title?: string;
-  /** JSON Schema (any root type) or Standard Schema of the structured result. A result that breaks it becomes an error. */
+  /**
+   * The JSON Schema (any root type) or Standard Schema of the structured result. A result that does not satisfy it
+   * becomes one with `isError`.
+   */
   outputSchema?: object;
+  /** What the tool's effects are. */
   annotations?: ToolAnnotations;
+  /** Icons, each with `src`, and perhaps `mimeType` and `sizes`. */
   icons?: JsonObject[];
-  /** May run twice: a server that died in the middle runs it again. Default: what the annotations say. */
+  /**
+   * Whether the tool may run twice for the same call, as after a crash of the server. Default: what the annotations
+   * `idempotentHint` or `readOnlyHint` say.
+   */
   idempotent?: boolean;
-  /** Told of what is odd about the tool, instead of the console. */
+  /** Called with warnings about the tool, instead of the console. */
   onEvent?: (event: Event) => void;
 }
 
 /**
- * Answers a call. What it returns becomes the result: a string is text, content blocks (one, an array of them, or a whole
- * {@link ToolResult}) pass as they are, any other JSON value is `structuredContent` with its JSON as text. A tool with an
- * output schema returns the structured value, or a whole result. What it throws is told to the caller by its message.
+ * Answers the calls of one tool. `args` satisfies the tool's input schema.
+ *
+ * What it returns, or its promise resolves to, becomes the result: a string is text; a content block, an array of them or
+ * a whole {@link ToolResult} is sent as it is; any other JSON value is `structuredContent`, with its JSON as text. A tool
+ * with an output schema returns the structured value or a whole result. If it throws, the result has `isError`, with the
+ * error's message as text: the caller reads it.
  */
 export type ToolHandler = (args: any, context: ToolContext) => unknown;
 
-/** A tool that can be called. */
+/** A tool that can be called, with its schemas compiled. */
 export class ServedTool implements Tool {
   readonly name: string;
   readonly description: string;
@@ -114,7 +152,7 @@ export class ServedTool implements Tool {
   declare readonly icons?: JsonObject[];
 
   readonly layer: MakeLayer;
-  /** As lists show it. */
+  /** The tool as lists show it. */
   readonly shown: JsonObject;
   readonly idempotent: boolean;
   readonly #input: Schema;
@@ -159,7 +197,7 @@ export class ServedTool implements Tool {
     return typeof tool === 'object' && tool !== null && #run in tool ? tool : undefined;
   }
 
-  /** The result of a call, the tool's own failures included. */
+  /** Calls the tool. Its failures are results too. */
   async call(args: JsonObject, context: ToolContext & { readonly over: boolean }): Promise<ToolResult> {
     const checked = await this.#input.check(args);
     if (checked.problem !== undefined) {
@@ -207,7 +245,7 @@ export function isBlock(value: unknown): value is ContentBlock {
 
 const RESULT_MEMBERS = new Set(['content', 'structuredContent', 'isError', '_meta']);
 
-/** What a handler returned, as a result. `structured`: a bare value is never meant as content. */
+/** The result for what a handler returned. With `structured`, a bare value is never taken for content. */
 function resultOf(value: unknown, structured: boolean): ToolResult {
   if (value === undefined) return { content: [] };
   if (!structured) {
@@ -227,7 +265,7 @@ function resultOf(value: unknown, structured: boolean): ToolResult {
   return { content: [{ type: 'text', text: JSON.stringify(json) }], structuredContent: json };
 }
 
-/** The tool's own failure, as a result. */
+/** The result for a failure of the tool. */
 export function failed(text: string): ToolResult {
   return { content: [{ type: 'text', text: text.slice(0, 2000) }], isError: true };
 }
