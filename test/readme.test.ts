@@ -1,12 +1,11 @@
 import { execFile } from 'node:child_process';
-import { mkdir, readFile, symlink, writeFile } from 'node:fs/promises';
+import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
-import { createLocalService, type Listening } from '../src/local.ts';
 import { follow } from '../src/technocore-rpc.ts';
 import { CLI } from './build.ts';
-import { tempDir } from './support.ts';
+import { Programs } from './programs.ts';
 
 const run = promisify(execFile);
 
@@ -15,41 +14,13 @@ const run = promisify(execFile);
 const root = new URL('..', import.meta.url).pathname;
 const readme = await readFile(join(root, 'README.md'), 'utf8');
 const blocks = [...readme.matchAll(/```js\n([\s\S]*?)```/g)].map(([, code]) => code!);
-let service: Listening;
-const folder = tempDir();
-const running = new Set<() => void>();
+let programs: Programs;
 
 beforeAll(async () => {
-  const limits = { readsPerMinute: 1e6, writesPerMinute: 1e6, newRoomsPerDay: 1e6 };
-  service = await createLocalService({ limits }).listen();
-  // The package by its own name, as an installed one is found.
-  await mkdir(join(folder, 'node_modules'));
-  await symlink(root, join(folder, 'node_modules', 'technocore-rpc'));
-  await symlink(
-    join(root, 'node_modules', '@modelcontextprotocol'),
-    join(folder, 'node_modules', '@modelcontextprotocol'),
-  );
-  await writeFile(join(folder, 'package.json'), '{ "type": "module" }');
+  programs = await Programs.start();
 });
 
-afterAll(async () => {
-  for (const stop of running) stop();
-  await service.close();
-});
-
-function start(name: string, code: string): { stop(): void; done: Promise<string> } {
-  const file = join(folder, `${name}.js`);
-  const env = { ...process.env, TECHNOCORE_URL: service.url, PARLEY_RELAY: service.url, HOME: folder };
-  let stop = (): void => {};
-  const done = writeFile(file, code).then(async () => {
-    const child = run(process.execPath, [file], { cwd: folder, env });
-    stop = () => void child.child.kill();
-    running.add(stop);
-    const { stdout, stderr } = await child;
-    return stdout + stderr;
-  });
-  return { stop: () => stop(), done };
-}
+afterAll(() => programs.close());
 
 test('the README has examples, and they are short', () => {
   expect(blocks.length).toBeGreaterThanOrEqual(5);
@@ -62,24 +33,9 @@ test('the README has examples, and they are short', () => {
 const commands = [...readme.matchAll(/^npx technocore-rpc ([^#\n]*)/gm)].map(([, line]) => line!.trim());
 
 test('the examples are TypeScript as well, under strict', async () => {
-  const dir = join(folder, 'types');
-  await mkdir(join(dir, 'node_modules'), { recursive: true });
-  for (const name of ['@types', 'undici-types'])
-    await symlink(join(root, 'node_modules', name), join(dir, 'node_modules', name));
-  const compilerOptions = {
-    target: 'es2022',
-    module: 'nodenext',
-    strict: true,
-    noEmit: true,
-    skipLibCheck: true,
-    types: ['node'],
-  };
   // What the official SDK gives, its own types know too little of.
   const ours = blocks.map((code, i) => [`${i + 1}.ts`, code] as const).filter(([, code]) => !code.includes('@model'));
-  for (const [name, code] of ours) await writeFile(join(dir, name), code);
-  await writeFile(join(dir, 'tsconfig.json'), JSON.stringify({ compilerOptions, files: ours.map(([name]) => name) }));
-  const checked = await run(join(root, 'node_modules', '.bin', 'tsc'), ['-p', dir]).catch((e) => e);
-  expect(checked.stdout).toBe('');
+  expect(await programs.typeErrors(ours)).toBe('');
 });
 
 test('rooms that are shared with everybody have names that nobody else takes', () => {
@@ -93,7 +49,7 @@ test('every command line is one that there is', async () => {
     // As it stands, with all its flags, but asked for its help.
     const own = line.split(' -- ')[0]!;
     const command = `"${process.execPath}" "${CLI}" ${own} --help`;
-    const { stdout } = await run('sh', ['-c', command], { cwd: folder });
+    const { stdout } = await run('sh', ['-c', command], { cwd: programs.folder });
     const verb = /^[a-z]+(?: (?:open|join|serve|connect)\b)?/.exec(own)![0];
     expect(stdout).toMatch(new RegExp(`^Usage: technocore-rpc ${verb} `));
   }
@@ -116,10 +72,10 @@ for (const [mailbox, printed] of PAIRS) {
   paired.add(served).add(called);
 
   test(`serve and call: ${mailbox}`, async () => {
-    const server = start(`serve-${mailbox}`, served);
+    const server = programs.run(`serve-${mailbox}`, served);
     server.done.catch(() => {});
-    for await (const _ of follow(mailbox, { base: service.url, since: 0 })) break;
-    expect(await start(`call-${mailbox}`, called).done).toMatch(printed);
+    for await (const _ of follow(mailbox, { base: programs.service.url, since: 0 })) break;
+    expect(await programs.run(`call-${mailbox}`, called).done).toMatch(printed);
     server.stop();
   });
 }
@@ -128,7 +84,7 @@ const alone = blocks.flatMap((code, i) => (paired.has(code) ? [] : [[i + 1, code
 
 test.each(alone)('example %i runs, and once more', async (i, code) => {
   for (const time of ['first', 'again']) {
-    const printed = await start(`example-${i}-${time}`, code).done;
+    const printed = await programs.run(`example-${i}-${time}`, code).done;
     expect(printed).not.toMatch(/Error/);
     if (code.includes('/parley')) expect(printed).toMatch(/-\w{4} say At the café\?\n.*-\w{4} close agreed: at ten\n$/);
     if (code.includes('CallTimeout'))

@@ -1,0 +1,79 @@
+import { execFile } from 'node:child_process';
+import { mkdir, readdir, symlink, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { promisify } from 'node:util';
+import { createLocalService, type Listening } from '../src/local.ts';
+import { tempDir } from './support.ts';
+
+const run = promisify(execFile);
+const root = new URL('..', import.meta.url).pathname;
+
+/** A program that runs. */
+export interface Program {
+  stop(): void;
+  /** All that it printed, once it has ended; rejects if it failed. */
+  readonly done: Promise<string>;
+}
+
+/** Runs programs in a folder where the package is found by its own name, as an installed one, against an embedded service. */
+export class Programs {
+  readonly folder: string = tempDir();
+  readonly service: Listening;
+  readonly #running = new Set<() => void>();
+
+  private constructor(service: Listening) {
+    this.service = service;
+  }
+
+  static async start(): Promise<Programs> {
+    const limits = { readsPerMinute: 1e6, writesPerMinute: 1e6, newRoomsPerDay: 1e6 };
+    const programs = new Programs(await createLocalService({ limits }).listen());
+    const modules = join(programs.folder, 'node_modules');
+    await mkdir(modules);
+    await symlink(root, join(modules, 'technocore-rpc'));
+    for (const name of ['@modelcontextprotocol', '@a2a-js', '@types', 'undici-types'])
+      await symlink(join(root, 'node_modules', name), join(modules, name));
+    await writeFile(join(programs.folder, 'package.json'), '{ "type": "module" }');
+    return programs;
+  }
+
+  /** @param code JavaScript */
+  run(name: string, code: string): Program {
+    const file = join(this.folder, `${name}.js`);
+    const { url } = this.service;
+    const env = { ...process.env, TECHNOCORE_URL: url, PARLEY_RELAY: url, HOME: this.folder };
+    let stop = (): void => {};
+    const done = writeFile(file, code).then(async () => {
+      const child = run(process.execPath, [file], { cwd: this.folder, env });
+      stop = () => void child.child.kill();
+      this.#running.add(stop);
+      const { stdout, stderr } = await child;
+      return stdout + stderr;
+    });
+    return { stop: () => stop(), done };
+  }
+
+  /** What the compiler has to say about TypeScript, under strict. */
+  async typeErrors(sources: readonly (readonly [name: string, code: string])[]): Promise<string> {
+    const dir = join(this.folder, `types-${(await readdir(this.folder)).length}`);
+    await mkdir(dir);
+    const compilerOptions = {
+      target: 'es2022',
+      module: 'nodenext',
+      strict: true,
+      noEmit: true,
+      skipLibCheck: true,
+      types: ['node'],
+    };
+    for (const [name, code] of sources) await writeFile(join(dir, name), code);
+    const files = sources.map(([name]) => name);
+    await writeFile(join(dir, 'tsconfig.json'), JSON.stringify({ compilerOptions, files }));
+    const checked = await run(join(root, 'node_modules', '.bin', 'tsc'), ['-p', dir]).catch((e) => e);
+    return checked.stdout;
+  }
+
+  async close(): Promise<void> {
+    for (const stop of this.#running) stop();
+    await this.service.close();
+  }
+}
