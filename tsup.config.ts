@@ -79,7 +79,7 @@ const LATER = `
 
 /**
  * Packages are loaded, or run if they are inlined, at the first use of what is imported from them: noble where there is
- * nothing native, the formats of JSON Schema when there is a text to check.
+ * nothing native, the validator of JSON Schema when there is a value to check.
  */
 function lazily({ head, load }: Loading): NonNullable<Options['esbuildPlugins']>[number] {
   const src = resolve('src');

@@ -3,18 +3,36 @@
  *
  * The values that are checked come from strangers, the schemas from the programmer. So everything that can be wrong
  * about a schema is an error when it is compiled, nothing is fetched, no code is generated, and the depth and the work
- * of a check are bounded. Patterns alone are not: one that takes exponential time does so at a stranger's word.
+ * of a check are bounded. Patterns are the exception: the schema's author can write one that takes exponential time.
  *
  * @module
  */
+import { dereference, type OutputUnit, validate } from '@cfworker/json-schema';
 import { TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
-import { Choice, type Node, problemsOf } from './validate.ts';
 
 /** Deepest nesting of a schema, and of a value that is checked. */
 const MAX_DEPTH = 64;
 /** Most values (members, items) in a value that is checked. */
 const MAX_NODES = 10_000;
+/**
+ * Most steps of one check, of some 10 µs. Recursive alternatives could otherwise take exponential time, and long lists that
+ * are tried on many items fill the memory.
+ */
+const MAX_STEPS = 20_000;
+/** What one step is beside applying a schema: so many entries of its lists, names it requires, characters of a text, members. */
+const LIST_STEP = 64;
+const REQUIRED_STEP = 4;
+const TEXT_STEP = 8192;
+const WIDTH_STEP = 32;
+/** Objects with fewer members than this are not charged for them. */
+const WIDE = 256;
+/** Most items that are compared with each other. */
+const MAX_UNIQUE = 1000;
+/** Most `$id` inside one another: the validator reads a part once for each combination of those around it. */
+const MAX_IDS = 4;
+/** Most characters in the addresses of all parts of a schema together. */
+const MAX_ADDRESSES = 1_000_000;
 
 /** The value to go on with, or what is wrong with the one given. */
 export type Checked = { value: unknown; problem?: never } | { problem: string };
@@ -53,8 +71,8 @@ export function compileSchema(schema: object, direction: 'input' | 'output'): Sc
 }
 
 /**
- * The schema of a stranger, for his own values. He could choose patterns that take exponential time; so these are left
- * out (formats are annotations anyway), which makes the check weaker, never stricter.
+ * The schema of a stranger, for his own values. He could choose patterns that take exponential time, and `uniqueItems`
+ * over and over; so these are left out (formats are annotations anyway), which makes the check weaker, never stricter.
  *
  * @throws TechnocoreError `bad_schema`: also one that what is left out would make stricter
  */
@@ -147,173 +165,170 @@ const KEYWORDS: { [keyword: string]: 'schema' | 'schemas' | 'map' | 'refused' | 
   dependencies: 'refused',
 };
 
-/** The formats that are checked, each in linear time; `url`, which is none of the standard, would take exponential time. */
+/** What a stranger can make costly, and where leaving that out lets less pass instead of more. */
+const COSTLY = /^(?:pattern|uniqueItems)$/;
+const TURNED = /^(?:not|if|oneOf|maxContains|patternProperties)$/;
+
+/** The formats that are checked, each in linear time. Others, like `url` and its exponential pattern, are annotations. */
 const FORMATS =
   /^(?:date|time|date-time|duration|uri|uri-reference|uri-template|email|hostname|ipv4|ipv6|regex|uuid|json-pointer|relative-json-pointer)$/;
 
-/** Where leaving out a pattern lets less pass instead of more. */
-const TURNED = /^(?:not|if|oneOf|maxContains)$/;
+/** Keywords that look at each character of a text, and those that tell of each name that is missing. */
+const OF_TEXT = /^(?:minLength|maxLength|pattern|format)$/;
+const OF_NAMES = /^(?:required|dependentRequired)$/;
 
-/** What relative addresses are relative to where the schema has no `$id`. */
-const NOWHERE = 'schema:/';
+/** What an address can be wrong about: the keywords that give or name one, and names that fit in none. */
+const ADDRESS = /^\$(?:id|ref|anchor|dynamicRef|dynamicAnchor)$/;
+const LONE = /\p{Surrogate}/u;
 
-/** Longest `$id` or `$ref`: each other is read together with the `$id` that it is relative to. */
-const MAX_ADDRESS = 4096;
-
-/** The address that `$id` or `$ref` gives, in two parts; undefined if it is none. */
-function addressOf(reference: unknown, base: string): [resource: string, fragment: string] | undefined {
-  try {
-    if (String(reference).length > MAX_ADDRESS) return undefined;
-    const url = new URL(reference as string, base);
-    const fragment = decodeURIComponent(url.hash.slice(1));
-    url.hash = '';
-    return [url.href.replace(/#$/, ''), fragment];
-  } catch {
-    return undefined;
-  }
+/** Entries in the lists of a keyword's value, however deep. */
+function entriesOf(value: unknown): number {
+  if (typeof value !== 'object' || value === null) return 0;
+  const entries: unknown[] = Object.values(value);
+  return entries.reduce((sum: number, entry) => sum + entriesOf(entry), entries.length);
 }
 
-/** A schema as it is applied, made of one as it is written, and checked keyword by keyword. */
-class Compiler {
-  readonly root: Node;
-  /** Whether what is left over by other keywords is asked for anywhere. */
-  isTracked = false;
+/** A copy of a schema that the validator may write to, checked keyword by keyword. */
+class Copy {
+  /** Whether something may be wrong with the addresses of its parts. */
+  isAddressed = false;
+  /** Whether items are compared with each other anywhere. */
+  hasUnique = false;
   readonly #foreign: boolean;
-  #hasPattern = false;
-  #isTurned = false;
-  #isDynamic = false;
-  /** Schemas as they are written, by the address of the whole, and of those that have a name. */
-  readonly #resources = new Map<string, unknown>();
-  readonly #anchors = new Map<string, Node>();
-  readonly #nodes = new Map<unknown, Node>();
-  readonly #references: { from: Node; ref: string; base: string; at: string }[] = [];
+  #costly = false;
+  #turned = false;
+  #dynamic = false;
+  #resources = 0;
+  #addresses = 0;
+  #steps = 0;
+  /** Steps that the longest text and the widest object of the value take each time. */
+  #textSteps = 0;
+  #widthSteps = 0;
+
+  readonly root: { [keyword: string]: unknown } | boolean;
 
   constructor(schema: unknown, foreign: boolean) {
     this.#foreign = foreign;
-    this.root = this.#node(schema, '', 0, NOWHERE);
-    if (this.#hasPattern && this.#isTurned && foreign) throw bad('', 'a pattern could make it too costly');
-    if (this.#isDynamic && this.#resources.size > 1) throw bad('', '$dynamicRef across an inner $id is not supported');
-    for (const { from, ref, base, at } of this.#references) {
-      const node = this.#target(ref, base, at);
-      if (node === undefined) throw bad('', `$ref ${ref} is not in it, and nothing is fetched`);
-      from.ref = node;
-    }
+    this.root = this.#copy(schema, '', 0, 0);
+    if (this.#costly && this.#turned) throw bad('', 'a pattern or uniqueItems could make it too costly');
+    if (this.#dynamic && this.#resources > 1) throw bad('', '$dynamicRef across an inner $id is not supported');
   }
 
-  #node(schema: unknown, at: string, depth: number, outer: string): Node {
-    if (typeof schema === 'boolean') return schema ? {} : { allows: false };
-    if (!isObject(schema)) throw bad(at, 'must be an object or a boolean');
+  /** Begins to count the steps of a check. */
+  begin({ text, members }: Extent): void {
+    this.#steps = 0;
+    this.#textSteps = Math.floor(text / TEXT_STEP);
+    // Only a stranger applies more schemas to one object than it is worth.
+    this.#widthSteps = this.#foreign && members > WIDE ? Math.floor(members / WIDTH_STEP) : 0;
+  }
+
+  #copy(schema: unknown, at: string, depth: number, ids: number): { [keyword: string]: unknown } | boolean {
+    // Not `true` itself, or nobody would count how often it is applied.
+    if (schema === true && depth > 0) return this.#counted({}, 0);
+    if (typeof schema === 'boolean') return schema;
+    if (!isObject(schema)) throw bad(at.slice(0, 200), 'must be an object or a boolean');
     if (depth > MAX_DEPTH) throw bad(at.slice(0, 200), 'is nested too deeply');
-    const node: Node = {};
-    this.#nodes.set(schema, node);
-    const base = this.#resource(schema, at, depth, outer);
+    if ((this.#addresses += at.length) > MAX_ADDRESSES) throw bad('', 'its names are too long');
+    const dialect = schema['$schema'];
+    if (dialect !== undefined && !(typeof dialect === 'string' && DIALECT.test(dialect))) {
+      throw bad(`${at}/$schema`, `must be that of JSON Schema 2020-12, not ${JSON.stringify(dialect)}`);
+    }
+    if (schema['$id'] !== undefined || depth === 0) this.#resources++;
+    const inner = schema['$id'] === undefined ? ids : ids + 1;
+    if (inner > MAX_IDS) throw bad(`${at}/$id`, `is inside more than ${MAX_IDS - 1} others`);
+    const copy: { [keyword: string]: unknown } = {};
+    let more = 0;
     for (const [keyword, value] of Object.entries(schema)) {
       const rule = Object.hasOwn(KEYWORDS, keyword) ? KEYWORDS[keyword] : undefined;
       const here = `${at}/${keyword}`;
       if (rule === undefined) continue;
+      this.isAddressed ||= ADDRESS.test(keyword);
+      if (this.#foreign) {
+        this.#turned ||= TURNED.test(keyword);
+        this.#costly ||= COSTLY.test(keyword) || keyword === 'patternProperties';
+        if (COSTLY.test(keyword) || keyword === 'format') continue;
+      }
       if (rule === 'refused') throw bad(here, 'is not a keyword of JSON Schema 2020-12');
-      const inner = (part: unknown, step: string | number): Node =>
-        this.#node(part, `${here}/${step}`, depth + 1, base);
-      let made: unknown = value;
       if (rule === 'schema') {
-        made = this.#node(value, here, depth + 1, base);
+        copy[keyword] = this.#copy(value, here, depth + 1, inner);
       } else if (rule === 'schemas') {
         if (!Array.isArray(value) || value.length === 0) throw bad(here, 'must be an array of schemas');
-        made = value.map(inner);
+        more += value.length / LIST_STEP;
+        copy[keyword] = value.map((item, i) => this.#copy(item, `${here}/${i}`, depth + 1, inner));
       } else if (rule === 'map') {
         if (!isObject(value)) throw bad(here, 'must be an object of schemas');
-        made = new Map(Object.entries(value).map(([name, part]) => [name, inner(part, name)]));
+        const parts = Object.entries(value);
+        more += parts.length / LIST_STEP;
+        this.isAddressed ||= parts.some(([name]) => LONE.test(name));
+        if (keyword === 'patternProperties' && !parts.every(([pattern]) => regex(pattern)))
+          throw bad(here, 'has a pattern that does not compile');
+        copy[keyword] = Object.fromEntries(
+          parts.map(([name, item]) => [name, this.#copy(item, `${here}/${name}`, depth + 1, inner)]),
+        );
       } else if (!rule(value)) {
         throw bad(here, `cannot be ${JSON.stringify(value).slice(0, 80)}`);
+      } else if (keyword === '$dynamicRef' || keyword === '$dynamicAnchor') {
+        // Within one schema resource the dynamic scope holds one anchor of a name: a plain reference finds the same.
+        const plain = keyword === '$dynamicRef' ? '$ref' : '$anchor';
+        if (schema[plain] !== undefined) throw bad(here, `beside ${plain} is not supported`);
+        this.#dynamic = true;
+        copy[plain] = value;
+      } else if (keyword !== 'format' || FORMATS.test(value as string)) {
+        more += entriesOf(value) / (OF_NAMES.test(keyword) ? REQUIRED_STEP : LIST_STEP);
+        this.hasUnique ||= keyword === 'uniqueItems' && value === true;
+        copy[keyword] = value;
       }
-      this.#set(node, keyword, made, here, schema, base);
     }
-    return node;
+    return this.#counted(copy, Math.floor(more));
   }
 
-  /** The address that those in a schema are relative to. */
-  #resource(schema: { [keyword: string]: unknown }, at: string, depth: number, outer: string): string {
-    const { $schema: dialect, $id } = schema;
-    if (dialect !== undefined && !(typeof dialect === 'string' && DIALECT.test(dialect))) {
-      throw bad(`${at}/$schema`, `must be that of JSON Schema 2020-12, not ${JSON.stringify(dialect)}`);
-    }
-    if ($id === undefined && depth > 0) return outer;
-    const [base, fragment] = addressOf($id ?? '', outer) ?? [];
-    if (base === undefined || fragment !== '') throw bad(`${at}/$id`, 'is no URI, too long, or has a fragment');
-    if (this.#resources.has(base)) throw bad(`${at}/$id`, 'is that of another part');
-    this.#resources.set(base, schema);
-    return base;
+  /** The validator reads a member of an older draft of each schema that it applies: the place to count its steps. */
+  #counted(copy: { [keyword: string]: unknown }, more: number): { [keyword: string]: unknown } {
+    const isOfText = Object.keys(copy).some((keyword) => OF_TEXT.test(keyword));
+    const { type = 'object' } = copy as { type?: string | string[] };
+    const isOfObjects = [type].flat().includes('object');
+    Object.defineProperty(copy, '$recursiveAnchor', {
+      get: () => {
+        this.#steps += 1 + more + (isOfText ? this.#textSteps : 0) + (isOfObjects ? this.#widthSteps : 0);
+        if (this.#steps > MAX_STEPS) throw new RangeError('too many steps');
+      },
+    });
+    return copy;
   }
+}
 
-  /** What a keyword means, in its place. */
-  #set(node: Node, keyword: string, made: unknown, here: string, schema: object, base: string): void {
-    // Within one schema resource the dynamic scope holds one anchor of a name: a plain reference finds the same.
-    const [, plain] = /^\$dynamic(Ref|Anchor)$/.exec(keyword) ?? [];
-    if (plain !== undefined) {
-      this.#isDynamic = true;
-      if (`$${plain.toLowerCase()}` in schema) throw bad(here, `beside $${plain.toLowerCase()} is not supported`);
-    }
-    this.#isTurned ||= TURNED.test(keyword);
-    switch (keyword) {
-      case '$ref':
-      case '$dynamicRef':
-        this.#references.push({ from: node, ref: made as string, base, at: here });
-        return;
-      case '$anchor':
-      case '$dynamicAnchor': {
-        const address = `${base}#${made}`;
-        if (this.#anchors.has(address)) throw bad(here, 'is that of another part');
-        this.#anchors.set(address, node);
-        return;
-      }
-      case 'unevaluatedItems':
-      case 'unevaluatedProperties':
-        this.isTracked = true;
-        break;
-      case 'type':
-        node.type = [made as string | string[]].flat();
-        return;
-      case 'const':
-        node.const = new Choice([made], made);
-        return;
-      case 'enum':
-        node.enum = new Choice(made as unknown[], made);
-        return;
-      case 'dependentRequired':
-        node.dependentRequired = new Map(Object.entries(made as object));
-        return;
-      case 'pattern':
-        this.#hasPattern = true;
-        if (!this.#foreign) node.pattern = new RegExp(made as string, 'u');
-        return;
-      case 'patternProperties': {
-        // Left out, it would leave more to the schema for all other members.
-        this.#hasPattern = this.#isTurned = true;
-        const parts = [...(made as Map<string, Node>)];
-        if (!parts.every(([pattern]) => regex(pattern))) throw bad(here, 'has a pattern that does not compile');
-        node.patternProperties = parts.map(([pattern, part]) => [new RegExp(pattern, 'u'), part]);
-        return;
-      }
-      case 'format':
-        if (!this.#foreign && FORMATS.test(made as string)) node.format = made as string;
-        return;
-    }
-    Object.assign(node, { [keyword]: made });
+/** The parts of a schema by their addresses, as the validator wants them. */
+function dereferenced(root: Copy['root']): ReturnType<typeof dereference> {
+  let parts: ReturnType<typeof dereference>;
+  try {
+    parts = dereference(root as object);
+  } catch (cause) {
+    throw bad('', 'two of its parts have one address, or an $id or $ref is no URI', cause);
   }
+  for (const part of Object.values(parts)) {
+    if (typeof part === 'boolean') continue;
+    const { $ref, __absolute_ref__: target } = part;
+    if (target !== undefined && parts[target] === undefined)
+      throw bad('', `$ref ${$ref} is not in it, and nothing is fetched`);
+  }
+  return parts;
+}
 
-  /** What a reference refers to. */
-  #target(ref: string, base: string, at: string): Node | undefined {
-    const [resource, fragment] = addressOf(ref, base) ?? [];
-    if (resource === undefined || fragment === undefined) throw bad(at, 'is no URI, or too long');
-    if (fragment !== '' && !fragment.startsWith('/')) return this.#anchors.get(`${resource}#${fragment}`);
-    let part = this.#resources.get(resource);
-    for (const step of fragment.split('/').slice(1)) {
-      const name = step.replace(/~1/g, '/').replace(/~0/g, '~');
-      if (typeof part !== 'object' || part === null || !Object.hasOwn(part, name)) return undefined;
-      part = (part as { [name: string]: unknown })[name];
-    }
-    return typeof part === 'boolean' ? this.#node(part, at, 0, base) : this.#nodes.get(part);
-  }
+/** The longest text, the longest array and the most members of an object in a value. */
+interface Extent {
+  text: number;
+  items: number;
+  members: number;
+}
+
+function extentOf(value: unknown, most: Extent = { text: 0, items: 0, members: 0 }): Extent {
+  if (typeof value === 'string') most.text = Math.max(most.text, value.length);
+  if (typeof value !== 'object' || value === null) return most;
+  const parts: unknown[] = Object.values(value);
+  const kind = Array.isArray(value) ? 'items' : 'members';
+  most[kind] = Math.max(most[kind], parts.length);
+  for (const part of parts) extentOf(part, most);
+  return most;
 }
 
 function compileJson(schema: object, foreign = false): Schema {
@@ -323,22 +338,42 @@ function compileJson(schema: object, foreign = false): Schema {
   } catch (cause) {
     throw bad('', 'it is not JSON', cause);
   }
-  const { root, isTracked } = new Compiler(json, foreign);
+  const copy = new Copy(json, foreign);
+  // Where the validator can find no fault it waits for a value: loading it takes longer than all of this.
+  let parts = copy.isAddressed ? dereferenced(copy.root) : undefined;
   const check = (value: unknown): Checked => {
-    const problems = problemsOf(value, root, isTracked);
-    if (problems === undefined) return { problem: 'the value, or the schema, is too complex to be checked' };
-    return problems.length === 0 ? { value } : { problem: summary(problems) };
+    const extent = extentOf(value);
+    if (copy.hasUnique && extent.items > MAX_UNIQUE) {
+      return { problem: `an array has more than ${MAX_UNIQUE} items, too many to see whether they are unique` };
+    }
+    copy.begin(extent);
+    parts ??= dereferenced(copy.root);
+    try {
+      const { valid, errors } = validate(value, copy.root as object, '2020-12', parts, true);
+      return valid ? { value } : { problem: explained(errors) };
+    } catch {
+      return { problem: 'the value, or the schema, is too complex to be checked' };
+    }
   };
   return { json, check };
+}
+
+/** Keywords whose errors only say that there are errors below. */
+const OUTER = /^(?:\$ref|properties|patternProperties|items|prefixItems|allOf|if|dependentSchemas|false)$/;
+
+function explained(errors: OutputUnit[]): string {
+  const told = errors.filter(({ keyword }) => !OUTER.test(keyword));
+  const lines = (told.length > 0 ? told : errors).map(({ instanceLocation: at, error }) => line(at.slice(1), error));
+  return summary(lines);
+}
+
+function line(at: string, problem: string): string {
+  return at === '' ? problem : `${at}: ${problem}`;
 }
 
 function summary(lines: string[]): string {
   const shown = [...new Set(lines)].slice(0, 5).map((l) => (l.length > 300 ? `${l.slice(0, 300)}…` : l));
   return shown.join('\n');
-}
-
-function line(at: string, problem: string): string {
-  return at === '' ? problem : `${at}: ${problem}`;
 }
 
 // --- Standard Schema ---------------------------------------------------------------------------------------------

@@ -1,5 +1,3 @@
-import { validate } from '@cfworker/json-schema';
-import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import { compileForeignSchema, compileSchema } from '../src/schema.ts';
 
@@ -90,95 +88,6 @@ describe('JSON Schema 2020-12', () => {
     expect(ok({ unevaluatedItems: false, contains: { const: 1 }, prefixItems: [true] }, [0, 1, 2])).toBe(false);
   });
 
-  test('numbers are as they are written, also very large ones', () => {
-    expect(ok({ multipleOf: 0.01 }, 19.99)).toBe(true);
-    expect(ok({ multipleOf: 1e-300 }, 1e300)).toBe(true);
-    expect(ok({ multipleOf: 3 }, 1e300)).toBe(false);
-    expect(ok({ multipleOf: 1 }, JSON.parse('1e999'))).toBe(false);
-    expect(ok({ type: 'integer' }, JSON.parse('1e999'))).toBe(false);
-    expect(ok({ uniqueItems: true }, JSON.parse('[1e999, null, 0, "0", "1e999", "Infinity"]'))).toBe(true);
-    expect(
-      ok({ uniqueItems: true }, [
-        { a: 1, b: [2] },
-        { b: [2], a: 1 },
-      ]),
-    ).toBe(false);
-  });
-
-  test('another implementation says the same', () => {
-    const name = fc.constantFrom('a', 'b', 'c');
-    const { value } = fc.letrec((tie) => ({
-      value: fc.oneof(
-        { maxDepth: 2 },
-        fc.constantFrom(0, 1, 1.5, 2, -1, 'a', 'ab', '', '👍', null, true, false),
-        fc.array(tie('value'), { maxLength: 3 }),
-        fc.dictionary(name, tie('value'), { maxKeys: 3 }),
-      ),
-    }));
-    const small = fc.nat(3);
-    const types = fc.constantFrom('array', 'boolean', 'integer', 'null', 'number', 'object', 'string');
-    const { schema } = fc.letrec((tie) => {
-      const one = tie('schema');
-      const some = fc.array(one, { minLength: 1, maxLength: 2 });
-      const named = fc.dictionary(name, one, { maxKeys: 2 });
-      const names = fc.uniqueArray(name, { maxLength: 2 });
-      return {
-        schema: fc.oneof(
-          { maxDepth: 3 },
-          fc.boolean(),
-          fc.record({ type: fc.oneof(types, fc.uniqueArray(types, { minLength: 1, maxLength: 3 })) }),
-          fc.record(
-            {
-              enum: fc.array(value, { maxLength: 4 }),
-              const: value,
-              minimum: small,
-              exclusiveMaximum: small,
-              multipleOf: fc.constantFrom(0.5, 1, 2),
-              minLength: small,
-              maxLength: small,
-              pattern: fc.constantFrom('^a', 'b$'),
-              required: names,
-              minProperties: small,
-              maxProperties: small,
-              minItems: small,
-              maxItems: small,
-              uniqueItems: fc.boolean(),
-            },
-            { requiredKeys: [] },
-          ),
-          fc.record(
-            {
-              allOf: some,
-              anyOf: some,
-              oneOf: some,
-              not: one,
-              if: one,
-              // biome-ignore lint/suspicious/noThenProperty: a keyword
-              then: one,
-              else: one,
-              properties: named,
-              patternProperties: fc.dictionary(fc.constantFrom('^[ab]', 'c'), one, { maxKeys: 2 }),
-              additionalProperties: one,
-              propertyNames: one,
-              dependentSchemas: named,
-              dependentRequired: fc.dictionary(name, names, { maxKeys: 2 }),
-              prefixItems: some,
-              items: one,
-              contains: one,
-            },
-            { requiredKeys: [] },
-          ),
-        ),
-      };
-    });
-    fc.assert(
-      fc.property(schema, value, (schema, value) => {
-        expect(ok(schema as object, value)).toBe(validate(value, schema as object, '2020-12').valid);
-      }),
-      { numRuns: 2000 },
-    );
-  });
-
   test('the dialect must be the one that is served', () => {
     expect(ok({ $schema: 'https://json-schema.org/draft/2020-12/schema', type: 'number' }, 1)).toBe(true);
     expect(ok({ $schema: 'https://json-schema.org/draft/2020-12/schema#' }, 1)).toBe(true);
@@ -224,11 +133,9 @@ describe('JSON Schema 2020-12', () => {
       { $ref: 'file:///etc/passwd' },
       { $ref: 'http://[' },
       { $id: 'https://example.org/a', $defs: { b: { $id: 'https://example.org/a' } } },
-      { $id: '#a' },
-      { $id: 'a'.repeat(5000) },
+      { properties: { '\ud800': { type: 'string' } } },
       { $ref: '#a' },
       { $ref: '#%zz' },
-      { $defs: { a: { $anchor: 'a' }, b: { $anchor: 'a' } } },
       { $ref: '#/required', required: ['a'] },
       { $ref: '#/enum/0', enum: [{ type: 'string' }] },
       { $ref: '#/toString' },
@@ -296,43 +203,60 @@ describe('bounds', () => {
     ).toContain('complex');
   });
 
-  test('addresses within addresses do not take exponential time', () => {
-    let schema: object = { type: 'string' };
-    for (let i = 0; i < 60; i++) schema = { $id: `a${i}`, items: schema };
-    expect(() => compileForeignSchema(schema)).not.toThrow();
+  test('addresses within addresses, and those of long names, take neither exponential time nor much memory', () => {
+    const nested = (depth: number): object =>
+      depth === 0 ? { type: 'string' } : { $id: `a${depth}`, items: nested(depth - 1) };
+    expect(ok(nested(4), [[[['a']]]])).toBe(true);
+    expect(ok(nested(4), [[[[1]]]])).toBe(false);
+    refused(nested(5));
+    const many = Object.fromEntries(Array.from({ length: 2000 }, (_, i) => [`n${i}`, { type: 'string' }]));
+    refused({ properties: { ['x'.repeat(1000)]: { properties: many } } });
   });
 
-  test('long lists in a schema, for each of many values, end before they fill the memory', () => {
+  test('long lists in the schema of a stranger, for each of many values, end before they fill the memory', () => {
     const names = Array.from({ length: 9000 }, (_, i) => `n${i}`);
     const values = (of: unknown) => Array(9000).fill(of);
+    const members = Object.fromEntries(names.map((name) => [name, 1]));
     for (const [schema, value] of [
       [{ contains: { required: names } }, values({})],
+      [{ contains: { enum: names } }, values(1)],
       [{ contains: { allOf: names.map(() => ({ type: 'string' })) } }, values(1)],
       [{ contains: { dependentRequired: { a: names } } }, values({ a: 1 }).slice(0, 4000)],
-      [{ allOf: names.map(() => ({ uniqueItems: true })) }, names],
       [{ allOf: names.map(() => ({ maxLength: 1e6 })) }, 'x'.repeat(90_000)],
-      [
-        { allOf: names.map(() => ({ properties: { x: true } })), unevaluatedProperties: false },
-        Object.fromEntries(names.map((n) => [n, 1])),
-      ],
+      [{ allOf: names.map(() => ({ properties: { x: true } })), unevaluatedProperties: false }, members],
+      [{ allOf: names.map(() => ({ additionalProperties: true })) }, members],
     ] as const) {
-      expect(check(schema, value).problem).toContain('complex');
       expect(compileForeignSchema(schema).check(value)).toHaveProperty('problem', expect.stringContaining('complex'));
     }
-    // What takes no longer for a long list is done, however long.
-    expect(ok({ items: { enum: names } }, names)).toBe(true);
-    expect(ok({ uniqueItems: true }, names)).toBe(true);
+    // What a server may well send.
+    const rows = Array.from({ length: 900 }, (_, i) => ({ id: i, name: `n${i}`, tags: ['a', 'b'] }));
+    const row = {
+      type: 'object',
+      properties: { id: { type: 'integer' }, name: { enum: names.slice(0, 900) }, tags: { items: { type: 'string' } } },
+      required: ['id', 'name'],
+    };
+    expect(compileForeignSchema({ items: row }).check(rows)).toEqual({ value: rows });
+    expect(compileForeignSchema({ additionalProperties: { type: 'number' } }).check(members)).toEqual({
+      value: members,
+    });
+  });
+
+  test('only so many items are compared with each other', () => {
+    const items = Array.from({ length: 1001 }, (_, i) => i);
+    expect(check({ uniqueItems: true }, items).problem).toContain('1000');
+    expect(ok({ uniqueItems: true }, items.slice(1))).toBe(true);
+    expect(ok({ uniqueItems: false }, items)).toBe(true);
   });
 
   test('the schema of a stranger has no patterns, and what they would make weaker is none of ours', () => {
     const foreign = (schema: object, value: unknown) =>
       (compileForeignSchema(schema).check(value) as { problem?: string }).problem;
     expect(foreign({ pattern: '^(a+)+$', format: 'email' }, `${'a'.repeat(100)}!`)).toBe(undefined);
-    expect(foreign({ uniqueItems: true }, [1, 1])).toContain('Duplicate');
+    expect(foreign({ uniqueItems: true }, [1, 1])).toBe(undefined);
     for (const schema of [
       { not: { pattern: 'a' } },
-      { if: { pattern: 'a' } },
-      { patternProperties: { a: true } },
+      { if: { uniqueItems: true } },
+      { patternProperties: { a: true }, not: { type: 'string' } },
       { contains: { pattern: 'a' }, maxContains: 1 },
     ]) {
       expect(() => compileForeignSchema(schema)).toThrow(expect.objectContaining({ code: 'bad_schema' }));
