@@ -18,7 +18,7 @@ import {
   type Handler,
 } from './dispatch.ts';
 import { checkObject } from './errors.ts';
-import { isObject, type Json } from './frames.ts';
+import { isObject, type Json, parseJson } from './frames.ts';
 import { Joint, Lanes, sharedOf, type Transport, transportOf } from './http.ts';
 import { defineTool, mcpLayer, toolsChanged } from './mcp.ts';
 import { explain, type Message } from './messages.ts';
@@ -90,7 +90,7 @@ async function listing(t: Transport, limit: number, signal: AbortSignal | undefi
 
 async function readListing(t: Transport, limit: number, signal: AbortSignal): Promise<Census> {
   const { text } = await ask(t, { path: `/rooms?format=json&limit=${limit}`, bucket: 'read', signal });
-  const seen = JSON.parse(text);
+  const seen: any = parseJson(text);
   return {
     at: new Date(t.clock.now()).toISOString(),
     rooms: { total: Number(seen.total), capacity: Number(seen.capacity) },

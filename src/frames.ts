@@ -153,11 +153,11 @@ export function encodeWithin(frame: Json, limit: number): string {
  * Decodes the frame in a text. Never throws.
  *
  * @returns the JSON object or array; undefined for any other text, and for a text longer than a message that is nested more
- * than 1,000 levels deep
+ * than 1,000 levels deep or holds more than a million values
  */
 export function decode(text: string): Frame | undefined {
   try {
-    if (text.length > MAX_TEXT && isDeep(text)) return undefined;
+    if (text.length > MAX_TEXT && isExcessive(text)) return undefined;
     // Most texts that are not frames are plain words: having the parser refuse one costs as much as all else about it.
     return /^[\t\n\r ]*[[{]/.test(text) ? JSON.parse(text) : undefined;
   } catch {
@@ -168,15 +168,51 @@ export function decode(text: string): Frame | undefined {
 /** The deepest nesting that is read: code that copies, compares or writes the values recurses just as deep. */
 const MAX_DEPTH = 1000;
 
-/** True for JSON text that is nested too deeply for code that works on its values. */
-function isDeep(text: string): boolean {
+/** The most values that are read of one text: each takes up to a hundred bytes, where its text may take three. */
+const MAX_VALUES = 1 << 20;
+/** Shorter texts cannot hold so many. */
+const MANY_CHARS = 2 * MAX_VALUES;
+
+/** True for JSON text that is nested too deeply for code that works on its values, or holds too many of them. */
+function isExcessive(text: string): boolean {
   let depth = 0;
-  for (const [token] of text.matchAll(/"[^"\\]*(?:\\.[^"\\]*)*"?|[[\]{}]/gs)) {
-    if (token === '[' || token === '{') {
-      if (++depth > MAX_DEPTH) return true;
-    } else if (token === ']' || token === '}') depth--;
+  let values = 0;
+  for (let at = 0; at < text.length; at++) {
+    const unit = text.charCodeAt(at);
+    if (unit === 0x22) {
+      at = endOfString(text, at);
+    } else if (unit === 0x2c) {
+      if (++values > MAX_VALUES) return true;
+    } else if (unit === 0x5b || unit === 0x7b) {
+      if (++depth > MAX_DEPTH || ++values > MAX_VALUES) return true;
+    } else if (unit === 0x5d || unit === 0x7d) depth--;
   }
   return false;
+}
+
+/** Where the string that begins at a quote ends; where it does not, the length of the text. */
+function endOfString(text: string, start: number): number {
+  for (let at = text.indexOf('"', start + 1); at > 0; at = text.indexOf('"', at + 1)) {
+    let slashes = 0;
+    while (text.charCodeAt(at - 1 - slashes) === 0x5c) slashes++;
+    if (slashes % 2 === 0) return at;
+  }
+  return text.length;
+}
+
+/**
+ * `JSON.parse` for the text of a stranger.
+ *
+ * @throws SyntaxError if the text is not JSON, or is long and nested more than 1,000 levels deep or has more than a million
+ * values
+ */
+export function parseJson(text: string): unknown {
+  checkExtent(text);
+  return JSON.parse(text);
+}
+
+function checkExtent(text: string): void {
+  if (text.length > MANY_CHARS && isExcessive(text)) throw new SyntaxError('too many values, or too deep');
 }
 
 /**
@@ -194,13 +230,14 @@ function integerOf(name: string): RegExp {
 const INTEGERS = { nonce: /* @__PURE__ */ integerOf('nonce'), seq: /* @__PURE__ */ integerOf('seq') };
 
 /**
- * `JSON.parse`, except that an integer in a member called `name` becomes a string of its exact digits: nonces and seqs have
+ * {@link parseJson}, except that an integer in a member called `name` becomes a string of its exact digits: nonces and seqs have
  * up to 20 digits, and a double holds 15.
  *
- * @throws SyntaxError if the text is not JSON
+ * @throws SyntaxError as {@link parseJson}
  */
 export function parseExact(text: string, name: 'nonce' | 'seq'): unknown {
   // One replacement and no callback of ours: however long a stranger's text is, it costs only twice what parsing it does.
+  checkExtent(text);
   return JSON.parse(text.replace(INTEGERS[name], '$1"$2"'));
 }
 

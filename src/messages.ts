@@ -7,7 +7,7 @@
 import { BASE64URL } from './bytes.ts';
 import { isHonestPoint } from './crypto.ts';
 import { Unavailable } from './errors.ts';
-import { isObject, parseExact, sweep } from './frames.ts';
+import { isObject, parseExact, parseJson, sweep } from './frames.ts';
 import { isNonce, publicKeyFromDid, verify } from './names.ts';
 
 /** One message of a room. Everything in it is a stranger's; {@link verifyMessage} tells whether `from` signed it. */
@@ -58,7 +58,7 @@ const isRounded = (record: unknown): boolean =>
 
 /** Parses JSON of the service with the exact nonces of its records. */
 function parsed(text: string, recordsOf: (value: unknown) => unknown): unknown {
-  const value: unknown = JSON.parse(text);
+  const value: unknown = parseJson(text);
   const records = recordsOf(value);
   return Array.isArray(records) && records.some(isRounded) ? parseExact(text, 'nonce') : value;
 }

@@ -14,7 +14,7 @@ import {
   TechnocoreError,
   Unavailable,
 } from './errors.ts';
-import { isObject, MAX_NOTE, sweep } from './frames.ts';
+import { isObject, MAX_NOTE, parseJson, sweep } from './frames.ts';
 import {
   Attempts,
   budgetOf,
@@ -204,7 +204,7 @@ export async function listNotes(ns: string, o: Options = {}): Promise<string[]> 
 
 function parsed(text: string): unknown {
   try {
-    return JSON.parse(text);
+    return parseJson(text);
   } catch {
     return undefined;
   }

@@ -99,6 +99,10 @@ const MAX_QUEUE = 1024;
 const MAX_JUNK = 256;
 /** Most characters of a JSON-RPC frame; texts have no limit of their own. */
 const MAX_FRAME = 65_536;
+/** Most characters of texts that wait for a poll while somebody listens, who alone makes the session read on. */
+const MAX_KEPT = 1 << 24;
+/** Most handshake messages that are tried of one answer: each takes as long as a hundred other frames. */
+const MAX_TRIES = 256;
 /** When our handshake message is sent again if nothing shows that it arrived, ms; then after twice the time, and so on. */
 const HELLO_MS = 5000;
 /** A handshake payload may be as long as the Go package takes it. */
@@ -179,6 +183,8 @@ export class Session implements Channel {
   #idle = 0;
   #count = 0;
   readonly #junk = new Set<string>();
+  /** Handshake messages to pass over, which were tried in the answers before. */
+  #tried = 0;
   readonly #listeners = new Set<Listener>();
   #pumping = false;
   /** Wakes whoever reads or waits. */
@@ -591,12 +597,14 @@ export class Session implements Channel {
   // True when the handshake was finished.
   #take(frames: Frame[]): boolean {
     let keyed = false;
+    let tries = 0;
     for (const frame of frames) {
       const { seq, type, payload } = frame;
       // Data that overtook the handshake is read again after it.
       if (seq <= this.#s.floor || (type === 2 && !this.#transport)) continue;
       const name = (): string => `${seq} ${type} ${toHex(sha256(payload))}`;
       if (this.#junk.size && this.#junk.has(name())) continue;
+      if (type === 1 && this.#handshake && (++tries <= this.#tried || tries > this.#tried + MAX_TRIES)) continue;
       try {
         if (type === 2) this.#accept(seq, this.#transport!.open(seq, payload));
         else if (type === 1 && this.#handshake) {
@@ -613,6 +621,8 @@ export class Session implements Channel {
         this.#http.onEvent({ kind: 'skipped', seq: `${seq}`, cause });
       }
     }
+    // After the last one the first are tried again: more may have come in between.
+    this.#tried = tries > this.#tried + MAX_TRIES ? this.#tried + MAX_TRIES : 0;
     return keyed;
   }
 
@@ -650,7 +660,9 @@ export class Session implements Channel {
       this.#tell((listener) => listener.message(frame));
       if (this.#listeners.size) return;
       if (frames.length < MAX_QUEUE) return void frames.push(frame);
-    } else if (!this.#listeners.size || inbox.length < MAX_QUEUE) return void inbox.push({ kind, text, from });
+    } else if (!this.#listeners.size || (inbox.length < MAX_QUEUE && sizeOf(inbox) + text.length <= MAX_KEPT)) {
+      return void inbox.push({ kind, text, from });
+    }
     onEvent({ kind: 'skipped', seq: `${seq}`, reason: 'nobody reads' });
   }
 
@@ -702,7 +714,10 @@ function skip(cause: unknown): Received[] {
   throw cause;
 }
 
+const sizeOf = (messages: readonly Message[]): number => messages.reduce((sum, { text }) => sum + text.length, 0);
+
 function isRpc(text: string): boolean {
+  if (text.length > MAX_FRAME) return false;
   const frame = decode(text);
   const first = Array.isArray(frame) ? frame[0] : frame;
   return isObject(first) && first['jsonrpc'] === '2.0';

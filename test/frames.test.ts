@@ -12,6 +12,7 @@ import {
   MAX_NOTE,
   MAX_TEXT,
   parseExact,
+  parseJson,
   sweep,
 } from '../src/frames.ts';
 
@@ -217,6 +218,30 @@ test('what is longer than a message and nested without end is no frame', () => {
   expect(decode(nested(20_000, ''))).toBeUndefined();
   // In a message there is no place for so much that it would matter.
   expect(decode(nested(2000, ''))).toBeDefined();
+});
+
+describe('more values, or deeper ones, than anybody has use for', () => {
+  const many = (of: string, n = 1.5e6) => `{"a":[${`${of},`.repeat(n)}1]}`;
+
+  test('are not read, however they are written', () => {
+    const members = `{${Array.from({ length: 1.1e6 }, (_, i) => `"${i}":1`)}}`;
+    for (const text of [many('1'), many('{}'), many('[]'), many('""'), members, '['.repeat(3e6) + ']'.repeat(3e6)]) {
+      expect(() => parseJson(text)).toThrow(SyntaxError);
+      expect(() => parseExact(text, 'seq')).toThrow(SyntaxError);
+      expect(decode(text)).toBe(undefined);
+    }
+  });
+
+  test('are not seen in strings, nor where a quote is escaped', () => {
+    for (const text of [',[{'.repeat(1e6), '",'.repeat(1e6), '\\",'.repeat(1e6), '\\'.repeat(2e6)]) {
+      const json = JSON.stringify({ seq: 1, text, after: [1] });
+      expect(parseJson(json)).toEqual({ seq: 1, text, after: [1] });
+      expect(parseExact(json, 'seq')).toEqual({ seq: '1', text: expect.anything(), after: [1] });
+      expect(decode(json)).toEqual({ seq: 1, text, after: [1] });
+    }
+    expect(() => parseJson(many('"\\\\"'))).toThrow('too many');
+    expect(() => parseJson(`"${many('1')}`)).toThrow(SyntaxError);
+  });
 });
 
 describe('parseExact', () => {

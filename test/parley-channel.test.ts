@@ -301,4 +301,37 @@ describe('JSON-RPC over a session', () => {
     expect(texts).toContain('1023');
     leave();
   });
+
+  test('nor is it kept without end where each is long', async () => {
+    const { opener, joiner } = await pair();
+    const leave = await opener.listen({ message() {}, gap() {}, end() {} });
+    await active(joiner);
+    const long = 'x'.repeat(1_500_000);
+    for (let i = 0; i < 12; i++) await joiner.send(long);
+    await joiner.send('last');
+    let [chars, last] = [0, false];
+    while (!last) {
+      for (const { text } of await opener.poll(1000)) {
+        if (text === 'last') last = true;
+        else chars += text.length;
+      }
+    }
+    expect(chars).toBeGreaterThan(0);
+    expect(chars).toBeLessThanOrEqual(1 << 24);
+    leave();
+  });
+
+  test('what is longer than a frame may be is talk, whatever it looks like', async () => {
+    const { opener, joiner } = await pair();
+    const got: string[] = [];
+    const leave = await opener.listen({ message: ({ text }) => got.push(text), gap() {}, end() {} });
+    await active(joiner);
+    const request = (n: number) => JSON.stringify({ jsonrpc: '2.0', method: 'x', params: { n: 'n'.repeat(n) } });
+    await joiner.send(request(70_000));
+    await joiner.send(request(60_000));
+    expect((await opener.poll(10_000)).map(({ text }) => text)).toEqual([request(70_000)]);
+    while (!got.length) await new Promise((resolve) => setTimeout(resolve, 5));
+    expect(got).toEqual([request(60_000)]);
+    leave();
+  });
 });

@@ -649,6 +649,33 @@ describe('receiving', () => {
     expect([await texts(A), await texts(B)]).toEqual([['heard'], ['heard too']]);
   });
 
+  test('of handshake messages only so many are tried at a time, and the true one in its turn', async () => {
+    const { fetch } = createLocalService();
+    const identity = Identity.generate();
+    const A = new End(identity, fetch);
+    const B = new End(Identity.generate(), fetch);
+    const invite = await A.session.open('t');
+    B.relay.faults = ['request lost'];
+    await expect(B.session.join(invite)).rejects.toThrow(code('unavailable'));
+    for (let i = 0; i < 1000; i++) await inject(B, BigInt(i + 2), 1, sha256(utf8(`junk ${i}`)));
+    await B.session.poll();
+    const tried: number[] = [];
+    const shared = identity.shared.bind(identity);
+    identity.shared = (key) => {
+      tried[tried.length - 1]!++;
+      return shared(key);
+    };
+    while (A.session.peer.state !== 'active') {
+      tried.push(0);
+      await A.session.poll().catch(() => {});
+      expect(tried.length).toBeLessThan(10);
+    }
+    expect(Math.max(...tried)).toBeLessThanOrEqual(256 + 1);
+    await B.session.send('heard');
+    await B.session.poll();
+    expect(await texts(A)).toEqual(['heard']);
+  });
+
   test('a wait that is no number is none', async () => {
     const { A } = await connected();
     for (const waitMs of [Number.NaN, -1, '' as never]) expect(await texts(A, waitMs)).toEqual([]);
