@@ -116,7 +116,7 @@ class Agent implements A2AAgent, Shop {
   constructor(handler: A2AHandler, card: Partial<A2ACardInfo>, o: A2AAgentOptions) {
     // A card may hold anything, but who puts the store there loses his tasks with the process, and would not learn of it.
     if ('store' in checkObject(card, 'the card'))
-      throw new TechnocoreError('bad_option', 'the card holds no store: options are an argument of their own');
+      throw new TechnocoreError('bad_option', 'a card has no store; options are a separate argument');
     checkObject(o);
     this.handler = handler;
     this.store = o.store ?? a2aMemoryStore();
@@ -127,7 +127,7 @@ class Agent implements A2AAgent, Shop {
     this.#random = transportOf({ ...(o.random && { random: o.random }) }).random;
     this.#capabilities = card.capabilities ?? {};
     if (this.#capabilities.pushNotifications) {
-      throw new TechnocoreError('bad_card', 'push notifications cannot be offered: over rooms nobody is called');
+      throw new TechnocoreError('bad_card', 'push notifications cannot be offered over rooms');
     }
     const skills = card.skills ?? [];
     this.#modes = [...(card.defaultInputModes ?? A2A_MODES), ...skills.flatMap(({ inputModes = [] }) => inputModes)];

@@ -117,7 +117,7 @@ export async function a2aKeep(taskId: string, o: A2ANoteOptions = {}): Promise<b
  * @throws what {@link listNotes} throws
  */
 export async function a2aFindNotes(taskIds: Iterable<string>, o: A2ANoteOptions = {}): Promise<string[]> {
-  if (typeof taskIds?.[Symbol.iterator] !== 'function') throw new BadName(taskIds, 'tasks are a list of ids');
+  if (typeof taskIds?.[Symbol.iterator] !== 'function') throw new BadName(taskIds, 'the tasks must be a list of ids');
   const wanted = [...taskIds].map((id) => ({ id, ...noteOf(id, o) }));
   const found: string[] = [];
   for (const ns of new Set(wanted.map((one) => one.ns))) {
@@ -188,7 +188,7 @@ class Lease implements A2ALease {
     this.#path = a2aTaskNote(taskId, LEASES);
     const { leaseMs = LEASE_MS, signal: _, ...rest } = o;
     if (!(Number.isInteger(leaseMs) && leaseMs >= 1000 && leaseMs <= 3_600_000)) {
-      throw new TechnocoreError('bad_option', 'leaseMs is 1,000 to 3,600,000');
+      throw new TechnocoreError('bad_option', 'the option leaseMs must be a number from 1,000 to 3,600,000');
     }
     this.#o = rest;
     this.#clock = transportOf(o).clock;

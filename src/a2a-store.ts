@@ -196,7 +196,7 @@ class FileStore extends MemoryStore implements Journaled {
   readonly header = '["technocore-a2a",1]';
   readonly damage = {
     code: 'bad_store',
-    meaning: 'the tasks in it are unknown; it was left as it is. Mend it, or move it away to begin with none',
+    meaning: 'the tasks in it are unknown. It was left as it is: repair it, or move it away to begin with none',
   };
   #journal: Journal | undefined;
 

@@ -26,7 +26,7 @@ export const before = (id: Id, nonce: string): string =>
     rpcError(
       id,
       INTERRUPTED,
-      'Interrupted: signed before this server began, and whether it was done is not known. Signed anew it is taken; nonces are the time in ms',
+      'Interrupted: the request was signed before this server began, so it may have run already. Sign it again, with the time in ms as its nonce',
       { nonce },
     ),
   );

@@ -114,7 +114,7 @@ export class RoomClientTransport {
 
   /** @throws TechnocoreError `started`: it was before */
   async start(): Promise<void> {
-    if (this.#state !== 'new') throw new TechnocoreError('started', 'a transport is started once');
+    if (this.#state !== 'new') throw new TechnocoreError('started', 'the transport was already started');
     this.#o.signal?.throwIfAborted();
     this.#state = 'open';
     this.#forget = onAbort(this.#o.signal, () => void this.close());
@@ -155,7 +155,7 @@ export class RoomClientTransport {
 
   #ask({ id, method, params }: { id: Id; method: string; params?: JsonObject }): Promise<void> {
     const key = JSON.stringify(id);
-    if (this.#pending.has(key)) throw new TechnocoreError('duplicate_id', 'a request with this id still waits');
+    if (this.#pending.has(key)) throw new TechnocoreError('duplicate_id', 'a request with this id is still waiting');
     const given = metaIn(params);
     const ownToken = given['progressToken'];
     const one: Pending = {

@@ -29,6 +29,6 @@ export function answerUnder(id: Id, frame: JsonObject): JsonObject {
     const { code, message, data } = (cause as RpcError).rpc;
     return rpcError(id, code, message, data as Json | undefined);
   }
-  if (!isObject(result)) throw badResponse('a result that is no object');
+  if (!isObject(result)) throw badResponse('a result that is not an object');
   return rpcResult(id, tagged(result as JsonObject, id));
 }

@@ -231,7 +231,8 @@ export async function pair(
   const hello = proofOf(code, 'caller', mailbox, '', signer.did);
   const told = await asked(call<Json>(room, 'pair', { hello }, signer, o));
   const server = isObject(told) ? told['did'] : undefined;
-  const failed = (): TechnocoreError => new TechnocoreError('not_paired', 'who answered does not know the code');
+  const failed = (): TechnocoreError =>
+    new TechnocoreError('not_paired', 'the side that answered does not know the code');
   if (typeof server !== 'string' || !isDid(server)) throw failed();
   const proof = proofOf(code, 'caller', mailbox, server, signer.did);
   const answer = await asked(call<Json>(room, 'pair', { proof }, signer, { ...o, peer: server }));

@@ -65,11 +65,11 @@ export class PairsFile {
     const bad = (why: string): TechnocoreError => new TechnocoreError('bad_pairs', `${this.#path} ${why}`);
     // A key that somebody else wrote would be let in.
     if (files.hasModes && file.mode & 0o022)
-      throw bad('can be written by others; make it 0600, and look who stands in it');
+      throw bad('can be written by others; set its mode to 0600, and check the keys in it');
     try {
       return pairsIn(JSON.parse(file.text));
     } catch {
-      throw bad('does not hold paired keys; mend it, or move it away and pair again');
+      throw bad('does not contain paired keys; repair it, or move it away and pair again');
     }
   }
 

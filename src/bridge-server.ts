@@ -146,7 +146,7 @@ export class RoomServerTransport {
    *   throws while it begins
    */
   async start(): Promise<void> {
-    if (this.#served) throw new TechnocoreError('started', 'a transport is started once');
+    if (this.#served) throw new TechnocoreError('started', 'the transport was already started');
     const { signal, onReady, deadlineMs = DEADLINE_MS, drainMs = DRAIN_MS, ...o } = this.#o;
     const forget = onAbort(signal, () => void this.close());
     let isReady = false;

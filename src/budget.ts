@@ -112,9 +112,9 @@ export class Budget {
   tooLate(delayMs: number, deadline: number): RateLimited | undefined {
     const isLate = delayMs > 0 && this.#clock.now() + delayMs > deadline;
     if (!isLate) return undefined;
-    const way = this.#bucket === 'write' ? '; calls to one mailbox share a write with the option batch' : '';
-    const turn = `the ${this.#bucket} budget is spent, and its turn would come in ${Math.ceil(delayMs)} ms, too late`;
-    return new RateLimited(this.#bucket, delayMs, `${turn}: nothing was sent${way}`);
+    const way = this.#bucket === 'write' ? '; calls to one mailbox can share writes (option batch)' : '';
+    const turn = `the ${this.#bucket} budget is spent: its turn would come in ${Math.ceil(delayMs)} ms, which is too late`;
+    return new RateLimited(this.#bucket, delayMs, `${turn}, so nothing was sent${way}`);
   }
 
   /**

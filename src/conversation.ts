@@ -68,10 +68,10 @@ export async function converse(
   o.signal?.throwIfAborted();
   checkSigner(signer);
   if (!((o.timeoutMs ?? TIMEOUT_MS) > 0))
-    throw new TechnocoreError('bad_option', 'the option timeoutMs is a number of milliseconds above 0');
+    throw new TechnocoreError('bad_option', 'the option timeoutMs must be a number of milliseconds above 0');
   checkText(method, 'the method');
   if (params !== undefined && (typeof params !== 'object' || params === null)) {
-    throw new TechnocoreError('bad_params', 'params are an object, an array, or left out');
+    throw new TechnocoreError('bad_params', 'params must be an object or an array, or left out');
   }
   await new Conversation(t, { to, method, params }, signer, o, handling).run();
 }
@@ -338,7 +338,10 @@ class Conversation implements Waiting {
     if (line.peer !== undefined && from !== line.peer) {
       if (kind === 'notification') return;
       this.#t.onEvent({ kind: 'refused', id: this.#id, room, from, reason: 'an answer from another key' });
-      this.#impostor = new TechnocoreError('other_key', `${from} answered, and only ${line.peer} may (option peer)`);
+      this.#impostor = new TechnocoreError(
+        'other_key',
+        `${from} answered, but only an answer of ${line.peer} counts (option peer)`,
+      );
       return;
     }
     if (kind === 'spilled') return void this.#unspill(frame, from);
@@ -378,7 +381,7 @@ class Conversation implements Waiting {
       const text = await channel.spill.get(frame[FRAME_MEMBER]!, signal);
       const answer = decode(text);
       if (classify(answer) !== 'response' || (answer as JsonObject)['id'] !== id) {
-        throw new TechnocoreError('spill_lost', 'what was spilled is not the answer');
+        throw new TechnocoreError('spill_lost', 'the notes do not contain the answer to this request');
       }
       this.#t.onEvent({ kind: 'spilled', id, room, from, chars: text.length });
       this.take(answer as JsonObject, 'response', from);
@@ -413,28 +416,28 @@ class Conversation implements Waiting {
     const line: Line | undefined = this.#line;
     if (seen) {
       const at = new Date(seen.at).toISOString();
-      if (seen.validMs === 0) return ['no-server', `its server, ${seen.did}, ended at ${at}; ${AGAIN}`];
+      if (seen.validMs === 0) return ['no-server', `its server, ${seen.did}, stopped at ${at}; ${AGAIN}`];
       if (!isThere(seen, now)) {
-        return ['no-server', `its server, ${seen.did}, was last there at ${at}; ${AGAIN}`];
+        return ['no-server', `its server, ${seen.did}, was last seen at ${at}; ${AGAIN}`];
       }
-      return ['no-answer', `its server, ${seen.did}, was there at ${at}, and did not answer in time: ${PATIENCE}`];
+      return ['no-answer', `its server, ${seen.did}, was seen at ${at}, but did not answer in time; ${PATIENCE}`];
     }
     if (line?.pins.has(this.#room)) {
-      return ['no-answer', `it answered earlier; whether a server is there now is not known: ${PATIENCE}`];
+      return ['no-answer', `it answered earlier, but whether a server runs there now is not known; ${PATIENCE}`];
     }
     if (this.#sent?.alone) {
       return [
         'no-room',
-        `nobody else had written to that room: check its name, and whether its server was ever started; ${AGAIN}, for one that starts later`,
+        `nobody else had ever written to that room; check its name, and whether its server was started; for one that starts later, ${AGAIN}`,
       ];
     }
-    return ['no-answer', `whether a server is there is not known: ${PATIENCE}`];
+    return ['no-answer', `whether a server runs there is not known; ${PATIENCE}`];
   }
 }
 
 /** What a caller can do about a server that is slow, or not there yet. */
-const AGAIN = 'the option retry asks again';
-const PATIENCE = `the option timeoutMs gives it more time, and ${AGAIN}`;
+const AGAIN = 'the option retry repeats the request';
+const PATIENCE = `the option timeoutMs allows more time, and ${AGAIN}`;
 
 /**
  * The nonce above which a server wants the same request signed, which it refused because it may be old.

@@ -111,10 +111,7 @@ export function resultOf(response: unknown): Json {
       throw new RpcError(error['code'] as number, error['message'], error['data']);
     }
   }
-  throw new TechnocoreError(
-    'bad_response',
-    'the other side sent a response that is none by the JSON-RPC 2.0 specification',
-  );
+  throw new TechnocoreError('bad_response', 'the other side sent a response that is not valid JSON-RPC 2.0');
 }
 
 /**
@@ -214,7 +211,7 @@ const STAYS_OPEN = Symbol.for('technocore-rpc.stays-open');
  */
 export function checkHandler(handler: unknown, method: string): void {
   if (typeof handler === 'function') return;
-  throw new TechnocoreError('bad_option', `the handler of ${method} is no function: ${typeof handler}`);
+  throw new TechnocoreError('bad_option', `the handler of ${method} must be a function, not ${typeof handler}`);
 }
 
 function marked(handler: Handler, mark: symbol): Handler {
@@ -493,7 +490,7 @@ class JsonRpc implements Dispatcher {
     this.#o = o;
     this.#methods = o.methods ?? new Map();
     if (typeof this.#methods.get !== 'function')
-      throw new TechnocoreError('bad_option', 'methods is a Map of handlers by name');
+      throw new TechnocoreError('bad_option', 'the option methods must be a Map of handlers by name');
   }
 
   /** Made at first use: most handlers never look at their signal. */

@@ -82,7 +82,7 @@ export function e2eOffer(
   const random = checkObject(o).random ?? randomBytes;
   const publicKey = typeof peer === 'string' ? fromBase64url(peer) : peer;
   if (!(publicKey instanceof Uint8Array) || !isCanonicalX25519(publicKey)) {
-    throw new BadKey('not an X25519 public key in its only spelling');
+    throw new BadKey('not a canonical X25519 public key');
   }
   const key = o.key ?? random(KEY_BYTES);
   checkKey(key);
@@ -117,13 +117,13 @@ export function e2eAccept(offer: string, privateKey: Uint8Array): SealedRoom {
     throw new DecryptError('encoding', 'the public key is not unpadded base64url of 32 bytes');
   }
   if (!isCanonicalX25519(publicKey)) {
-    throw new DecryptError('key', 'the public key of the offer is of small order, or written in a second way');
+    throw new DecryptError('key', 'the public key of the offer is of small order or not canonical');
   }
   const plain = openBox(offerKey(own.shared(publicKey)), nonceText, boxText);
   if (plain === undefined) throw new DecryptError('tag', 'the offer was changed, or sealed to another key');
   const room = fromUtf8(plain.subarray(KEY_BYTES));
   if (plain.length <= KEY_BYTES || !isName(room)) {
-    throw new DecryptError('layout', 'the offer opens, and holds no key of 32 bytes with the name of a room behind it');
+    throw new DecryptError('layout', 'the opened offer does not contain a 32-byte key and the name of a room');
   }
   return { key: plain.slice(0, KEY_BYTES), room: room! };
 }
@@ -206,7 +206,7 @@ const scratch: Uint8Array = /* @__PURE__ */ new Uint8Array(MAX_SEALED);
  */
 export function e2eSeal(key: Uint8Array, text: string, o: Pick<Options, 'random'> = {}): string {
   if (!isWellFormed(checkText(text, 'the text')))
-    throw new TechnocoreError('bad_text', 'a lone surrogate has no UTF-8 form');
+    throw new TechnocoreError('bad_text', 'the text has a lone surrogate, and so no UTF-8 form');
   const { random } = checkObject(o);
   const [nonce, nonceText] = random ? nonceOf(random(NONCE_BYTES)) : freshNonce();
   const { read, written } = encoder.encodeInto(text, scratch);
@@ -220,7 +220,11 @@ export function e2eSeal(key: Uint8Array, text: string, o: Pick<Options, 'random'
 
 function tooLong(bytes: number): FrameTooLong {
   const chars = (NONCE_BYTES * 4) / 3 + 1 + Math.ceil(((bytes + TAG_BYTES) * 4) / 3);
-  return new FrameTooLong(chars, MAX_TEXT, `${bytes} bytes, and a sealed line holds ${MAX_SEALED} bytes of text`);
+  return new FrameTooLong(
+    chars,
+    MAX_TEXT,
+    `${bytes} bytes, but a sealed line holds at most ${MAX_SEALED} bytes of text`,
+  );
 }
 
 /**
@@ -235,7 +239,7 @@ export function e2eOpen(key: Uint8Array, line: string): string {
   const plain = openBox(key, line.slice(0, dot), line.slice(dot + 1));
   if (plain === undefined) throw new DecryptError('tag', 'the line was changed, or sealed with another key');
   const text = fromUtf8(plain);
-  if (text === undefined) throw new DecryptError('layout', 'the line opens, and is not UTF-8');
+  if (text === undefined) throw new DecryptError('layout', 'the opened line is not UTF-8');
   return text;
 }
 

@@ -63,7 +63,7 @@ function kindOf(value: unknown): string {
  */
 export function checkText(value: unknown, what: string): string {
   if (typeof value === 'string') return value;
-  throw new TechnocoreError('bad_text', `${what} must be a string, and is ${kindOf(value)}`);
+  throw new TechnocoreError('bad_text', `${what} must be a string, not ${kindOf(value)}`);
 }
 
 /**
@@ -91,7 +91,7 @@ export function checkMembers<T extends object>(value: T, what: string, names: re
   if (!stray) return value;
   throw new TechnocoreError(
     'bad_option',
-    `${what} may hold ${names.join(', ')}, and not ${stray[0].slice(0, 80)}: options are an argument of their own`,
+    `${what} may have ${names.join(', ')}, but not ${stray[0].slice(0, 80)}; options are a separate argument`,
   );
 }
 
@@ -107,7 +107,7 @@ export class FrameTooLong extends TechnocoreError {
   readonly chars: number;
   /** The length allowed, in the same unit. */
   readonly limit: number;
-  constructor(chars: number, limit: number, message: string = `${chars} characters, and the limit is ${limit}`) {
+  constructor(chars: number, limit: number, message: string = `${chars} characters, but the limit is ${limit}`) {
     super('frame_too_long', message);
     this.chars = chars;
     this.limit = limit;
@@ -117,7 +117,7 @@ export class FrameTooLong extends TechnocoreError {
 /** Thrown (code `empty_text`) when nothing is left of a text after the service's {@link sweep}. */
 export class EmptyText extends TechnocoreError {
   constructor() {
-    super('empty_text', 'the text is empty after control and format characters became blanks and were trimmed');
+    super('empty_text', 'the text is empty once control and format characters are turned into spaces and trimmed');
   }
 }
 
@@ -163,7 +163,7 @@ export class BadState extends TechnocoreError {
   readonly from: string;
   /** The state asked for. */
   readonly to: string;
-  constructor(from: string, to: string, message: string = `no way from ${from} to ${to}`) {
+  constructor(from: string, to: string, message: string = `the state cannot change from ${from} to ${to}`) {
     super('bad_state', message);
     this.from = from;
     this.to = to;
@@ -210,7 +210,7 @@ export class Conflict extends HttpError {
       409,
       body,
       'conflict',
-      actual === undefined ? 'conflict: there is no such note' : 'conflict: another value is there',
+      actual === undefined ? 'conflict: the note does not exist' : 'conflict: the note has another value',
     );
     this.actual = actual;
   }
@@ -236,7 +236,7 @@ export class RateLimited extends TechnocoreError {
   /** The budget that is spent. */
   readonly bucket: 'read' | 'write';
   constructor(bucket: 'read' | 'write', retryAfterMs: number, message?: string) {
-    super('rate_limited', message ?? `the ${bucket} budget is spent; it serves again in ${Math.ceil(retryAfterMs)} ms`);
+    super('rate_limited', message ?? `the ${bucket} budget is spent; try again in ${Math.ceil(retryAfterMs)} ms`);
     this.bucket = bucket;
     this.retryAfterMs = retryAfterMs;
   }
@@ -260,7 +260,10 @@ export class RoomBudget extends TechnocoreError {
   /** Milliseconds until another room can be created. */
   readonly retryAfterMs: number;
   constructor(retryAfterMs: number) {
-    super('room_budget', `the day's new rooms are spent; the next one in ${Math.ceil(retryAfterMs / 1000)} s`);
+    super(
+      'room_budget',
+      `the daily budget of new rooms is spent; the next room can be created in ${Math.ceil(retryAfterMs / 1000)} s`,
+    );
     this.retryAfterMs = retryAfterMs;
   }
 }
@@ -273,7 +276,7 @@ export class StaleNonce extends TechnocoreError {
   /** The last nonce that the service accepted, as decimal digits. */
   readonly last: string;
   constructor(last: string) {
-    super('stale_nonce', `the nonce is not above ${last}, the last one this key used there`);
+    super('stale_nonce', `the nonce must be above ${last}, the last one that this key used there`);
     this.last = last;
   }
 }
@@ -302,7 +305,11 @@ export class MayHaveLanded extends TechnocoreError {
   /** The nonce of a signed message; undefined for any other write. */
   readonly nonce: string | undefined;
   constructor(room: string, nonce: string | undefined, cause?: unknown) {
-    super('may_have_landed', `a write to ${room} may have landed and can no longer be checked`, cause);
+    super(
+      'may_have_landed',
+      `a write to ${room} may or may not have been executed, and this can no longer be checked`,
+      cause,
+    );
     this.room = room;
     this.nonce = nonce;
   }
@@ -349,7 +356,7 @@ export class RingGap extends TechnocoreError {
     super(
       'ring_gap',
       reason === 'recreated'
-        ? `/r/${room} was recreated; what came after seq ${expected - 1} of the old room is lost`
+        ? `/r/${room} was recreated; messages after seq ${expected - 1} of the old room are lost`
         : `/r/${room} no longer holds seq ${expected} to ${oldest - 1}`,
     );
     this.room = room;
@@ -410,7 +417,7 @@ export class BadInvite extends TechnocoreError {
   /** The part at fault: `parse` (no link at all), `missing channel`, `bad channel`, `bad fragment`, `bad key` … */
   readonly reason: string;
   constructor(reason: string) {
-    super('bad_invite', `invalid invite: ${reason === 'parse' ? 'no link' : reason}`);
+    super('bad_invite', `invalid invite: ${reason === 'parse' ? 'not a link' : reason}`);
     this.reason = reason;
   }
 }

@@ -67,7 +67,7 @@ export function systemCode(e: unknown): string | undefined {
 
 /** What says that this is a browser, or a Worker. */
 export const noFileSystem = (): Unavailable =>
-  new Unavailable('there is no file system here: this takes Node, Bun or Deno');
+  new Unavailable('there is no file system here: this needs Node, Bun or Deno');
 
 /** What a runtime with permissions (Deno) throws where one was not given is an error of ours; anything else is as it is. */
 function refusalOf(cause: unknown): unknown {
@@ -459,7 +459,7 @@ export class Files {
 
   async #held(path: string): Promise<Unavailable> {
     return new Unavailable(
-      `${path} has been held for ${PATIENCE_MS / 1000} s, by ${await this.#whoHas(path)}; if no such program runs any more, remove that file`,
+      `${path} has been held for ${PATIENCE_MS / 1000} s, by ${await this.#whoHas(path)}; if that program no longer runs, remove the file`,
     );
   }
 

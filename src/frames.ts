@@ -145,7 +145,7 @@ export function encodeWithin(frame: Json, limit: number): string {
   throw new FrameTooLong(
     text.length,
     limit,
-    `${text.length} characters once all that is not ASCII is escaped, and the limit is ${limit}: shorten it, send a batch in parts, or put what is long into a note and name that`,
+    `the frame has ${text.length} characters once non-ASCII is escaped, but the limit is ${limit}: shorten it, split a batch, or put long content into a note and send its name`,
   );
 }
 

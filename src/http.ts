@@ -93,7 +93,7 @@ export function transportOf(o: Options = {}, address?: string): Transport {
   const base = checkText(given ?? environmentUrl() ?? DEFAULT_BASE, 'the option base').replace(/\/+$/, '');
   if (!/^https?:\/\/[^\s/?#]+(\/[^\s?#]*)?$/i.test(base) || !URL.canParse(base)) {
     const where = given === undefined ? 'TECHNOCORE_URL' : 'the option base';
-    throw new BadName(shownBase(base), `${where} is the address of a service, like http://127.0.0.1:8080`);
+    throw new BadName(shownBase(base), `${where} must be the URL of a service, like http://127.0.0.1:8080`);
   }
   const fetch = o.fetch ?? globalThis.fetch;
   const clock = o.clock ?? systemClock;
@@ -256,7 +256,7 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
     if (TechnocoreError.is(cause)) throw cause;
     const shown = shownBase(t.base);
     // The platform's own error quotes the address: with a password in it, the error must not become the cause.
-    const how = neverSent(cause) ? 'could not be reached' : 'could not be reached or broke off';
+    const how = neverSent(cause) ? 'could not be reached' : 'could not be reached, or the connection broke';
     throw new Unavailable(`${shown} ${how}${reasonOf(cause)}`, shown === t.base ? cause : undefined);
   } finally {
     forget();
@@ -269,7 +269,7 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
 
 async function bodyOf(response: Response, maxBytes: number, from: typeof fetch): Promise<string> {
   const announced = Number(response.headers.get('content-length') ?? Number.NaN);
-  if (announced > maxBytes) throw new Unavailable(`an answer of ${announced} bytes, and the limit is ${maxBytes}`);
+  if (announced > maxBytes) throw new Unavailable(`the answer has ${announced} bytes, but the limit is ${maxBytes}`);
   // The platform's own fetch reads no more than the announced length, unless the body is compressed.
   const isBound = announced >= 0 && from === globalThis.fetch && !response.headers.has('content-encoding');
   if (!response.body || isBound) return response.text();
@@ -282,7 +282,7 @@ async function bodyOf(response: Response, maxBytes: number, from: typeof fetch):
     bytes += value.length;
     if (bytes > maxBytes) {
       reader.cancel().catch(() => {});
-      throw new Unavailable(`an answer of more than ${maxBytes} bytes`);
+      throw new Unavailable(`the answer exceeds the limit of ${maxBytes} bytes`);
     }
     text += decoder.decode(value, { stream: true });
   }
@@ -309,7 +309,7 @@ export function failureOf(reply: Reply, bucket: 'read' | 'write', clock: Clock):
   }
   // A browser shows a redirect that was not followed as status 0.
   if (status === 0 || (status >= 300 && status < 400)) {
-    return new HttpError(status, text, 'http', 'the service answered with a redirect, and none is followed');
+    return new HttpError(status, text, 'http', 'the service answered with a redirect, which is not followed');
   }
   return new HttpError(status, text);
 }

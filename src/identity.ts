@@ -213,7 +213,7 @@ export async function publishIdentity(
     checkName(identity.mailbox, 'room');
   const given = identity.x25519 ?? identityKeys(signer).publicKey;
   const key = typeof given === 'string' ? given : toBase64url(given);
-  if (x25519FromText(key) === undefined) throw new BadKey('not an X25519 public key in its only spelling');
+  if (x25519FromText(key) === undefined) throw new BadKey('not a canonical X25519 public key');
   const t = transportOf(o);
   const { ns, key: name } = identityNote(did);
   const legacy = legacyIdentityNote(did);

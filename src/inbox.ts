@@ -105,7 +105,7 @@ export class Inbox {
   }
 
   wait(id: string, waiting: Waiting): void {
-    if (this.#waiting.has(id)) throw new TechnocoreError('duplicate_id', 'another call with this id still waits');
+    if (this.#waiting.has(id)) throw new TechnocoreError('duplicate_id', 'another call with this id is still waiting');
     this.#waiting.set(id, waiting);
   }
 

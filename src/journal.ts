@@ -69,7 +69,7 @@ export class Journal {
         const { code, meaning } = of.damage;
         throw new TechnocoreError(
           code,
-          `${name} is no ${of.what}, or damaged in line ${Math.max(damaged, 0) + 1}, so ${meaning}`,
+          `${name} is not a ${of.what}, or damaged in line ${Math.max(damaged, 0) + 1}, so ${meaning}`,
         );
       }
       restored(of, rest);

@@ -143,24 +143,24 @@ async function readLedger(files: Files, path: string): Promise<Ledger | undefine
   const ledger = parseLedger(file.text);
   if (ledger !== undefined) return ledger;
   throw new BadNonce(
-    `${path} is no nonce ledger, so the nonces already used are unknown; it was left as it is. Mend it, or move it away and put {} in its place once the clock is past the last nonce used`,
+    `${path} is not a valid nonce ledger, so the nonces already used are unknown. It was left as it is: repair it, or replace it by {} once the clock is past the last nonce used`,
   );
 }
 
 const lostLedger = (path: string): BadNonce =>
   new BadNonce(
-    `${path} is gone, though the key beside it has been used, so the nonces already used are unknown. Put it back, or put {} in its place once the clock is past the last nonce used`,
+    `${path} is missing although the key beside it has been used, so the nonces already used are unknown. Restore it, or put {} in its place once the clock is past the last nonce used`,
   );
 
 /** @throws BadKey readable by others, or not 43 characters of base64url. Never quotes it. */
 function seedOf(file: { text: string; mode: number }, path: string, files: Files): Uint8Array {
   if (files.hasModes && file.mode & 0o077) {
     throw new BadKey(
-      `${path} has mode ${file.mode.toString(8).padStart(4, '0')}: others may have read the seed. Make it 0600, and take a new key if it ever was shared`,
+      `${path} has mode ${file.mode.toString(8).padStart(4, '0')}: others may have read the seed. Set the mode to 0600, and use a new key if it was ever shared`,
     );
   }
   const seed = fromBase64url(file.text.trim());
-  if (seed?.length !== 32) throw new BadKey(`${path} does not hold a seed: 43 characters of base64url`);
+  if (seed?.length !== 32) throw new BadKey(`${path} does not contain a seed: 43 characters of base64url`);
   return seed;
 }
 

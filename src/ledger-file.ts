@@ -60,7 +60,7 @@ class LoggedState extends LedgerState implements Journaled {
   readonly damage = {
     code: 'bad_ledger',
     meaning:
-      'what was done already is unknown; it was left as it is. Mend it, or move it away when no request can come again that it may have known',
+      'what was done already is unknown. It was left as it is: repair it, or move it away once no request that it may have known can come again',
   };
 
   restore(value: unknown): boolean {
@@ -257,7 +257,7 @@ async function readPlaces(path: string): Promise<Map<string, Place>> {
   } catch (cause) {
     throw new TechnocoreError(
       'bad_cursor',
-      `${path} does not hold places in rooms; it was left as it is. Mend it, or move it away to begin with what comes from now on`,
+      `${path} does not contain positions in rooms. It was left as it is: repair it, or move it away to begin with what comes from now on`,
       cause,
     );
   }

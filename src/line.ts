@@ -98,14 +98,15 @@ async function identityOf(t: Transport, did: string, o: Options): Promise<Identi
  */
 export function replyToOf({ replyTo }: CallOptions): string {
   if (replyTo !== undefined) return replyTo;
-  throw new BadName(replyTo, 'a call to a mailbox needs the option replyTo, a mailbox of our own for the answer');
+  throw new BadName(replyTo, 'a call to a mailbox needs the option replyTo: your own mailbox, for the answer');
 }
 
 /** The mailbox to write to: the one given, or the one that a DID's identity note names. */
 export async function mailboxOf(t: Transport, to: string, o: Options): Promise<string> {
   if (!isDid(to)) return checkMailbox(to);
   const mailbox = (await identityOf(t, to, o))?.mailbox;
-  if (mailbox === undefined) throw new TechnocoreError('no_mailbox', `${to} names no mailbox in an identity note`);
+  if (mailbox === undefined)
+    throw new TechnocoreError('no_mailbox', `${to} has published no mailbox (publishIdentity)`);
   return checkMailbox(mailbox);
 }
 
@@ -118,7 +119,7 @@ export async function lineOf(
 ): Promise<Line> {
   if (isChannel(to)) {
     // The ids of our requests would be taken for those of another key.
-    if (isDid(to.self) && to.self !== signer.did) throw new BadKey('the channel is another signer’s');
+    if (isDid(to.self) && to.self !== signer.did) throw new BadKey('the channel belongs to another signer');
     const pins = getOrMake(channelPins, to, () => new Map<string, string>());
     return {
       channel: to,
@@ -131,7 +132,8 @@ export async function lineOf(
   }
   const replyTo = replyToOf(o);
   const mailbox = await mailboxOf(t, to, o);
-  if (mailbox === replyTo) throw new BadName(replyTo, 'an answer cannot come through the mailbox that is called');
+  if (mailbox === replyTo)
+    throw new BadName(replyTo, 'the option replyTo must name another mailbox than the one that is called');
   const channel = mailboxPair(t, signer, mailbox, replyTo, o.latency);
   if (Array.isArray(params)) {
     // Positional params have no `_meta`: only our identity record can say where the answer goes.
@@ -139,7 +141,7 @@ export async function lineOf(
     if (!own?.signed || own.mailbox !== replyTo) {
       throw new TechnocoreError(
         'no_reply_address',
-        `positional params need a signed identity record that names ${replyTo} (publishIdentity); params by name, as in { a: 1 }, need none`,
+        `positional params require a signed identity record that names ${replyTo} (publishIdentity); params by name, as in { a: 1 }, do not`,
       );
     }
   }

@@ -142,7 +142,7 @@ export async function mcpDiscover(to: string | Channel, signer: Signer, o: McpOp
   const { supportedVersions, capabilities, instructions, _meta } = result;
   const named = Array.isArray(supportedVersions) && supportedVersions.every((version) => typeof version === 'string');
   if (!named || !isObject(capabilities) || (instructions !== undefined && typeof instructions !== 'string')) {
-    throw badResponse('a description of itself that is none');
+    throw badResponse('an invalid description of itself');
   }
   const info = isObject(_meta) ? _meta[SERVER_INFO] : undefined;
   const isInfo = isObject(info) && typeof info['name'] === 'string' && typeof info['version'] === 'string';
@@ -299,7 +299,7 @@ async function readTools(peer: Peer): Promise<{ tools: Tool[]; ttlMs: number; sc
       for (;;) {
         const page = await ask(peer, 'tools/list', { ...(cursor !== undefined && { cursor }), _meta }, always);
         const { tools: listed, nextCursor } = page;
-        if (!Array.isArray(listed) || !optional(nextCursor, isText)) throw badResponse('a list of tools that is none');
+        if (!Array.isArray(listed) || !optional(nextCursor, isText)) throw badResponse('an invalid list of tools');
         chars += encodeLong(page).length;
         for (const one of listed as unknown[]) {
           if (!isTool(one) || tools.has(one.name)) {
@@ -373,7 +373,7 @@ export async function mcpCallTool(
   const { onInput = {}, capabilities } = checkObject(o);
   const peer = peerOf(to, signer, { ...o, capabilities: { ...capabilitiesOf(onInput), ...capabilities } });
   const given = args === undefined ? {} : toJson(args);
-  if (!isObject(given)) throw new TechnocoreError('bad_params', 'the arguments of a tool are an object');
+  if (!isObject(given)) throw new TechnocoreError('bad_params', 'the arguments of a tool must be an object');
   const params: JsonObject = { name, arguments: given as JsonObject };
   const known = (): Tool | undefined =>
     listsOf(peer)
@@ -416,7 +416,7 @@ function withHint({ rpc: { code, message, data } }: RpcError): RpcError {
   const elicit = isObject(elicitation) && 'url' in elicitation ? 'elicitUrl' : 'elicit';
   const names = [elicitation && elicit, sampling && 'sample', roots && 'roots'].filter(Boolean);
   const needed = names.length > 0 ? `option onInput, with ${names.join(', ')}` : 'option onInput or capabilities';
-  return new RpcError(code, message, data, `the tool asks its caller, which takes the ${needed}`);
+  return new RpcError(code, message, data, `the tool asks its caller; answer with the ${needed}`);
 }
 
 /** The members of `_meta` that ask for progress and log lines. */
@@ -471,13 +471,14 @@ async function answersTo(
     !optional(requestState, isText) ||
     (inputRequests ?? requestState) === undefined
   ) {
-    throw badResponse('a request for input that is none');
+    throw badResponse('an invalid request for input');
   }
   const answers: [string, Json][] = [];
   for (const [key, question] of Object.entries((inputRequests ?? {}) as { [key: string]: JsonObject })) {
     const { method, params = {} } = question;
     const answer = answererOf(onInput, method, params);
-    if (!answer) throw badResponse(`a request for ${encodeLong(method ?? null).slice(0, 80)}, which was not offered`);
+    if (!answer)
+      throw badResponse(`a request for ${encodeLong(method ?? null).slice(0, 80)}, which the client did not declare`);
     answers.push([key, toJson(await orAbort(Promise.resolve(answer(params, { key, signal })), signal))]);
   }
   return {
@@ -512,7 +513,7 @@ async function checkedResult(peer: Peer, name: string, result: JsonObject): Prom
     !optional(isError, (is) => typeof is === 'boolean') ||
     !optional(_meta, isObject)
   ) {
-    throw badResponse('a result that is none of a tool');
+    throw badResponse('an invalid tool result');
   }
   const problem = isError === true ? undefined : await outputProblem(peer, name, structuredContent);
   if (problem !== undefined) throw badResponse(`a result that breaks the output schema of ${name}: ${problem}`);

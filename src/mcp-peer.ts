@@ -184,12 +184,12 @@ export async function ask(
   for (let reissues = 0; ; reissues++) {
     try {
       const result = await exchange(peer, method, params, notice);
-      if (!isObject(result)) throw badResponse('a result that is no object');
+      if (!isObject(result)) throw badResponse('a result that is not an object');
       const { resultType = 'complete' } = result;
       if (resultType === 'complete' || (resultType === 'input_required' && method === 'tools/call')) {
         return result as JsonObject;
       }
-      throw badResponse(`a result of the type ${encodeLong(resultType).slice(0, 80)}, which is not known here`);
+      throw badResponse(`a result of the type ${encodeLong(resultType).slice(0, 80)}, which is unknown`);
     } catch (cause) {
       const isLost = TechnocoreError.is(cause) && cause.code === 'ring_gap';
       if (!isLost || reissues >= MAX_REISSUES || !mayRepeat()) throw cause;

@@ -94,7 +94,7 @@ export async function connectSealed(
   let place = did;
   clock.sleep(timeoutMs, signal).then(
     () =>
-      stop.abort(new CallTimeout(place, did, timeoutMs, 'no-answer', 'the other side did not come to the sealed room')),
+      stop.abort(new CallTimeout(place, did, timeoutMs, 'no-answer', 'the other side did not join the sealed room')),
     () => {},
   );
   let leave: (() => void) | undefined;
@@ -102,7 +102,7 @@ export async function connectSealed(
     const { mailbox, x25519 } = await orAbort(addresseeOf(did, { ...o, signal }), signal);
     place = mailbox;
     const { offer, key, room } = e2eOffer(x25519, o);
-    if (!isMeetingRoom(room)) throw new BadName(room, 'two meet in a room whose name begins with p-');
+    if (!isMeetingRoom(room)) throw new BadName(room, 'the name of a sealed room for two must begin with p-');
     const seal = new Seal(t, room, key, signer);
     const begun = toBase64url(t.random(16));
     let onHello!: (hello: Hello) => void;

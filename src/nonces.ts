@@ -58,7 +58,7 @@ export const nonceOf = (clock: Clock): bigint => BigInt(Math.max(0, Math.floor(c
 export function nextNonce(clock: Clock, ...lasts: (bigint | undefined)[]): bigint {
   let next = nonceOf(clock);
   for (const last of lasts) if (last !== undefined && last >= next) next = last + 1n;
-  if (next > MAX_NONCE) throw new BadNonce('no nonce is left: the last one here was the highest there is');
+  if (next > MAX_NONCE) throw new BadNonce('no nonce is left: the highest possible one was used');
   return next;
 }
 
@@ -67,7 +67,7 @@ export function raiseNonce(scopes: LastNonces, scope: string, seen: string, cloc
   // Digits from the service: bounded before they are counted with.
   if (!isNonce(seen) || BigInt(seen) > nonceOf(clock) + DAY_MS) {
     throw new BadNonce(
-      `the service has seen nonce ${seen.slice(0, 20)} of this key in ${scope}, more than a day ahead of the clock: a program that counts nonces otherwise locked the key out there; take another key or room, or set the clock right`,
+      `the service has seen nonce ${seen.slice(0, 20)} of this key in ${scope}, more than a day ahead of the clock, perhaps from a program that counts nonces differently. The key is locked out there: use another key or room, or correct the clock`,
     );
   }
   recordNonce(scopes, scope, BigInt(seen));

@@ -67,7 +67,7 @@ export async function readNote(
     return value;
   } catch (cause) {
     if (isMissing(cause)) return undefined;
-    if (isCutOff(cause)) throw new Unavailable('the answer broke off', cause);
+    if (isCutOff(cause)) throw new Unavailable('the answer was cut off', cause);
     throw cause;
   }
 }
@@ -148,7 +148,7 @@ export async function setNote(ns: string, key: string, value: string, o: Options
 /** Writes with one request. Only the service's own confirmation counts, not just any page with status 200. */
 async function put(t: Transport, write: Write, signal: AbortSignal | undefined): Promise<void> {
   const { text } = await ask(t, { ...writeRequest(t, write), signal });
-  if (!/^ok\b/.test(text)) throw new Unavailable('the answer is not that of a note that was written');
+  if (!/^ok\b/.test(text)) throw new Unavailable('the answer does not confirm that the note was written');
 }
 
 function noteWrite(
@@ -160,7 +160,7 @@ function noteWrite(
   condition: SetOptions,
 ): Write {
   if (condition.if !== undefined && condition.ifAbsent) {
-    throw new TechnocoreError('bad_option', 'a write cannot ask for a value and for none at once');
+    throw new TechnocoreError('bad_option', 'the options if and ifAbsent exclude each other');
   }
   // In a query, `+` is a blank, so encodeURIComponent escapes it. It throws on lone surrogates, which no note can hold.
   const expected =
@@ -243,7 +243,7 @@ export async function claimRoom(room: string, signer: SigningKey, o: Options = {
  */
 export async function allowWriters(room: string, dids: string[], signer: SigningKey, o: Options = {}): Promise<void> {
   checkSigner(signer);
-  if (!Array.isArray(dids)) throw new BadName(dids, 'who may write is an array of did:key');
+  if (!Array.isArray(dids)) throw new BadName(dids, 'the writers must be an array of did:key');
   const bad = dids.find((did) => !isDid(did));
   if (bad !== undefined) throw new BadName(bad, 'not a did:key');
   // A note cannot be empty, so a list of nobody else names the owner.
@@ -262,7 +262,7 @@ async function setOwnership(
   o: Options & SetOptions,
 ): Promise<void> {
   checkName(room, 'room');
-  if (!roomClasses(room).d) throw new BadName(room, 'a room that can be owned begins with d-');
+  if (!roomClasses(room).d) throw new BadName(room, 'only a room whose name begins with d- can be owned');
   const swept = sweep(value, MAX_NOTE);
   const t = transportOf(o);
   const scope = `kv:${room}`;

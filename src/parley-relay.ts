@@ -65,8 +65,8 @@ const MAX_FRAMES = 16_384;
 
 const REFUSALS = {
   'no-channel': 'the relay does not know the channel (any more)',
-  exists: 'the channel exists',
-  full: 'both seats are taken; if not by you, compare fingerprints over a new invite',
+  exists: 'the channel exists already',
+  full: 'both seats are taken; if not by you, use a new invite and compare fingerprints',
   nobody: 'nobody has joined',
   token: 'the relay does not accept the token',
 } as const;
@@ -163,7 +163,7 @@ export class HttpRelay implements Relay {
   }
 }
 
-const unreadable = (): Unavailable => new Unavailable('the relay gave an answer that cannot be read');
+const unreadable = (): Unavailable => new Unavailable('the relay sent an answer that cannot be read');
 
 function answerOf(text: string): Record<string, unknown> {
   try {

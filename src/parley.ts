@@ -283,7 +283,7 @@ export class Session implements Channel {
     this.#alive();
     const message: Message = { kind: 'say', text };
     if (!this.#transport) {
-      if (queue.length >= MAX_QUEUE) throw new CapacityReached(`${MAX_QUEUE} messages wait`);
+      if (queue.length >= MAX_QUEUE) throw new CapacityReached(`${MAX_QUEUE} messages are waiting`);
       queue.push(message);
       return { seq: 0 };
     }
@@ -371,7 +371,7 @@ export class Session implements Channel {
     const { state, queue } = this.#s;
     this.#shut('this end closed it');
     if (state === 'none' && queue.length) {
-      throw new SessionClosed(`${queue.splice(0).length} queued messages had no channel`);
+      throw new SessionClosed(`${queue.splice(0).length} queued messages were never sent`);
     }
     const enqueue = (): void => {
       if (state === 'pending' || state === 'active') queue.push({ kind: 'close', text: outcome });
@@ -444,7 +444,7 @@ export class Session implements Channel {
 
   #unused(): void {
     const state = this.#alive();
-    if (state !== 'none') throw new BadState(state, 'pending', 'a session has one channel');
+    if (state !== 'none') throw new BadState(state, 'pending', 'the session is in use already');
   }
 
   #shut(why: string): void {

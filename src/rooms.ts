@@ -419,7 +419,7 @@ export interface SigningKey {
  */
 export function checkSigner(signer: SigningKey): void {
   if (typeof signer?.signMessage === 'function') return;
-  throw new BadKey('a Signer is needed; Signer.fromDir() gives a promise of one: await it');
+  throw new BadKey('a Signer is required; Signer.fromDir() returns a promise, so await it');
 }
 
 /**
@@ -483,7 +483,7 @@ async function send(
   const timeoutMs = Math.min(Math.max(deadline - t.clock.now(), 1000), 15_000);
   const reply = await ask(t, { ...writeRequest(t, write), timeoutMs, deadline, signal });
   const view = viewOf(room, reply.text);
-  if (view.posted === undefined) throw new Unavailable('the answer to a write does not show the message');
+  if (view.posted === undefined) throw new Unavailable('the answer to the write does not contain the message');
   return view;
 }
 

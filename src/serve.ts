@@ -221,13 +221,18 @@ class Server implements Listener {
 
   /** With a kept cursor and a ledger that is lost, a restart would run finished requests again. */
   #checkLedger(ledger: Ledger | undefined): void {
-    if (!ledger) throw new TechnocoreError('bad_option', 'a cursor needs a ledger that is kept as well: fileLedger');
+    if (!ledger)
+      throw new TechnocoreError('bad_option', 'the option cursor needs a persistent ledger as well: fileLedger');
     // A ledger in memory may outlive this server if the process goes on: no error.
     if (ledger instanceof LedgerState) this.#t.onEvent({ kind: 'forgetful', room: this.#room });
   }
 
   #makeShare(leaseMs: number | undefined): Share {
-    if (this.#channel) throw new TechnocoreError('bad_option', 'only a mailbox can be shared with other servers');
+    if (this.#channel)
+      throw new TechnocoreError(
+        'bad_option',
+        'the option claim requires a mailbox: a channel cannot be shared with other servers',
+      );
     const unfinished = (fits: (from: string) => boolean): number | undefined => this.#underway.oldest(fits);
     const handle = (m: Incoming, frame: JsonObject | Json[], standing: Standing): void =>
       this.#enqueue(m, frame, standing);
@@ -283,7 +288,7 @@ class Server implements Listener {
     if (others && !(isShared && others.isShared)) {
       throw new TechnocoreError(
         'already_served',
-        `${this.#room} is served already, and two servers would each run every request: option claim, for both`,
+        `${this.#room} is already served with this key, and both servers would run every request; give both the option claim`,
       );
     }
     const all = others ?? { servers: 0, isShared };
@@ -314,7 +319,7 @@ class Server implements Listener {
   /** Warns that another program with the same key serves the same mailbox, or did until it was killed. */
   readonly #warn = (at: number): void => {
     const when = new Date(at).toISOString();
-    const reason = `another server with this key was here at ${when}; if it still runs, both run every request: option claim, for both`;
+    const reason = `another server with this key was here at ${when}; if it still runs, both run every request; give both the option claim`;
     if (!this.#o.onEvent) globalThis.console?.warn(`technocore-rpc: ${this.#room}: ${reason}`);
     this.#t.onEvent({ kind: 'warning', room: this.#room, reason });
   };
@@ -543,7 +548,7 @@ class Server implements Listener {
     } catch (cause) {
       drop(this.#t, 'refused', m, { reason: 'a long request', cause });
       const reply = await this.#answering.to(m, named);
-      const text = encodeLong(rpcError(id, INTERNAL_ERROR, 'The request could not be read out of its notes'));
+      const text = encodeLong(rpcError(id, INTERNAL_ERROR, 'The request could not be read from its notes'));
       if (reply) this.#underway.track(this.#answering.write(reply, [text]));
       return undefined;
     }
@@ -664,9 +669,7 @@ class Server implements Listener {
       case 'before':
         return this.#refusal(m, before(id, verdict.nonce));
       case 'differs':
-        return encodeLong(
-          rpcError(id, INVALID_REQUEST, 'Invalid Request: this id stands for another request of yours'),
-        );
+        return encodeLong(rpcError(id, INVALID_REQUEST, 'Invalid Request: you used this id for another request'));
       case 'full':
         return this.#refusal(m, encodeLong(rpcError(id, BUSY, 'Busy', { retryAfterMs: verdict.retryAfterMs })));
       default:
@@ -739,7 +742,7 @@ class Server implements Listener {
     const late = open
       ? new Promise<never>(() => {})
       : clock.sleep(deadlineMs, stop.signal).then(
-          () => rpcError(id, DEADLINE, `Deadline: not done within ${deadlineMs} ms`),
+          () => rpcError(id, DEADLINE, `Deadline exceeded: not done within ${deadlineMs} ms`),
           () => undefined,
         );
     let emitted = 0;

@@ -35,7 +35,7 @@ import {
 
 /** What helps whoever meets no service at all. */
 const WHERE =
-  'the environment variable TECHNOCORE_URL or the option base names another service, and `npx technocore-rpc local` starts one';
+  'the environment variable TECHNOCORE_URL or the option base selects another service; `npx technocore-rpc local` starts one';
 
 /** Longest URL sent, bytes: the public edge cuts at 16 KB. */
 const MAX_URL = 16_000;
@@ -132,7 +132,7 @@ function refusalOf(t: Transport, reply: Reply, bucket: 'read' | 'write'): Techno
       if (/^400 nonce \d/.test(text) || '400 nonce '.startsWith(text))
         return new Unavailable('the answer was cut short');
       if (/^400 empty text/.test(text)) return new EmptyText();
-      if (/^400 nonce must be/.test(text)) return new BadNonce('the service takes nonces of 1 to 19 digits');
+      if (/^400 nonce must be/.test(text)) return new BadNonce('the service accepts nonces of 1 to 19 digits');
       if (/^400 bad (name|did:key)/.test(text)) return new BadName(text.slice(4, 120), 'the service refused a name');
       if (/^400 (room|note) (limit reached|storage)/.test(text)) return new CapacityReached(text.slice(4, 300).trim());
       break;
@@ -179,7 +179,7 @@ export function writeRequest(t: Transport, write: Write): Request {
   if (t.lane === 'get' && !fits) {
     throw new TechnocoreError(
       'post_only',
-      `only POST can carry this text: a URL may hold ${MAX_URL} bytes, and not end in . or ..`,
+      `this text can be sent by POST only: a URL has at most ${MAX_URL} bytes and cannot end in . or ..`,
     );
   }
   if (fits && t.lane !== 'post') return { path: write.path, bucket: 'write' };

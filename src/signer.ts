@@ -74,7 +74,8 @@ export class Signer {
    */
   static fromSeed(seed: string | Uint8Array): Signer {
     const bytes = typeof seed === 'string' ? fromHex(seed) : seed;
-    if (!(bytes instanceof Uint8Array) || bytes.length !== 32) throw new BadKey('a seed is 32 bytes, or 64 hex digits');
+    if (!(bytes instanceof Uint8Array) || bytes.length !== 32)
+      throw new BadKey('a seed must be 32 bytes or 64 hex digits');
     return new Signer(bytes);
   }
 

@@ -161,7 +161,7 @@ function refOf(ref: unknown): SpillRef | undefined {
  */
 export async function readSpilled(t: Transport, ref: unknown, signal?: AbortSignal, seal?: ChunkSeal): Promise<string> {
   const known = refOf(ref);
-  if (!known) throw new TechnocoreError('spill_lost', 'the reference to a spilled answer is none');
+  if (!known) throw new TechnocoreError('spill_lost', 'the reference to the spilled answer is invalid');
   const { ns, keys, bytes, sha256: digest } = known;
   let cause: unknown;
   for (let reads = 1; ; reads++) {
@@ -180,7 +180,7 @@ export async function readSpilled(t: Transport, ref: unknown, signal?: AbortSign
       cause = failure;
     }
     if (reads === READS) {
-      throw new TechnocoreError('spill_lost', `the answer was put into notes of ${ns}, which do not hold it`, cause);
+      throw new TechnocoreError('spill_lost', `the answer was put into notes of ${ns}, which do not contain it`, cause);
     }
     await t.clock.sleep(AGAIN_MS * reads, signal);
   }

@@ -151,14 +151,16 @@ test.each([
       ({ code, message }) => [code, message],
     );
   for (const name of ['base', 'clock', 'mailBox']) {
-    expect(await codeOf({ [name]: 'x' })).toEqual(['bad_option', expect.stringContaining(`not ${name}:`)]);
+    expect(await codeOf({ [name]: 'x' })).toEqual(['bad_option', expect.stringContaining(`not ${name};`)]);
   }
   expect(await codeOf({ base: undefined })).not.toEqual(['bad_option', expect.anything()]);
 });
 
 test('a2aAgent takes no store among what its card holds, and else what it likes', () => {
   const store = lib.a2aMemoryStore();
-  expect(() => L.a2aAgent(() => {}, { name: 'x', store })).toThrow('the card holds no store: options are an argument');
+  expect(() => L.a2aAgent(() => {}, { name: 'x', store })).toThrow(
+    'a card has no store; options are a separate argument',
+  );
   L.a2aAgent(() => {}, { name: 'x', more: 1 }, { store });
 });
 
@@ -251,9 +253,9 @@ test.each(CALLS)('%s is told apart from what it cannot use', async (_name, good,
 });
 
 test('the error names what is missing', async () => {
-  await expect(L.say('p-x', 'hello')).rejects.toThrow('the text must be a string, and is undefined');
-  await expect(L.setNote('p-x', 'k')).rejects.toThrow('the value of a note must be a string, and is undefined');
-  await expect(L.setNote('p-x', 'k', { a: 1 })).rejects.toThrow('the value of a note must be a string, and is object');
+  await expect(L.say('p-x', 'hello')).rejects.toThrow('the text must be a string, not undefined');
+  await expect(L.setNote('p-x', 'k')).rejects.toThrow('the value of a note must be a string, not undefined');
+  await expect(L.setNote('p-x', 'k', { a: 1 })).rejects.toThrow('the value of a note must be a string, not object');
   await expect(L.read()).rejects.toMatchObject({ message: expect.stringMatching(/^a room .*: got undefined$/) });
   await expect(L.call('mb-p-x', 'm', {}, alice, o)).rejects.toThrow(/needs the option replyTo/);
   for (const schema of [undefined, null]) {

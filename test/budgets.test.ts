@@ -61,7 +61,7 @@ describe('a burst beyond the budget: each call ends right, or is refused at once
         const outcomes = await burst(w, o, count);
         const right = outcomes.filter(({ n, answer }) => answer === 2 * n);
         const refused = outcomes.filter(({ error }) => error instanceof RateLimited);
-        for (const { error } of refused) expect(String(error)).toMatch(/nothing was sent; .*option batch$/);
+        for (const { error } of refused) expect(String(error)).toMatch(/nothing was sent; .*option batch\)$/);
         expect(right.length + refused.length).toBe(count);
         expect(right.length).toBeGreaterThan(address === 'local' ? 15 : 35);
         expect(Math.max(...refused.map(({ took }) => took))).toBeLessThan(1000);

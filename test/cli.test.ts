@@ -101,7 +101,7 @@ describe('help and arguments', () => {
     [['frobnicate'], /unknown command "frobnicate"/],
     [['mcp', 'frobnicate'], /unknown command "mcp frobnicate"\nSee technocore-rpc mcp --help/],
     [['read', 'Not-A-Room!'], /bad_name: a room is/],
-    [['read', 'p-x', '--base', 'nonsense'], /bad_name: --base is the address/],
+    [['read', 'p-x', '--base', 'nonsense'], /bad_name: --base must be the URL/],
     [['call', 'p-x', 'm'], /bad_name: a mailbox is/],
     [['call', 'did:key:zzz', 'm'], /bad_name: a mailbox is/],
     [['call', 'mb-p-x', 'm', '--reply-to', 'p-x'], /bad_name: a mailbox is/],
@@ -384,7 +384,7 @@ describe('rooms', () => {
     await gone.close();
     const env = { ...seeded(77).env, TECHNOCORE_URL: gone.url };
     const run = (...args: string[]): Promise<Run> => start(args, { env, input: '' }).done;
-    const why = `${gone.url} could not be reached: connection refused \\(ECONNREFUSED\\); .* or --base names .*`;
+    const why = `${gone.url} could not be reached: connection refused \\(ECONNREFUSED\\); .* or --base selects .*`;
     const told = (await Promise.all([run('read', 'p-x'), run('say', 'p-x', 'hello'), run('call', 'mb-p-x', 'm')])).map(
       ({ err, ...rest }) => ({ ...rest, err: err.split('\n').slice(1).join('\n') }),
     );
@@ -467,9 +467,9 @@ describe('calls', () => {
       ['tools', 'a-tool'],
     ]) {
       const nowhere = await ask(words[0]!, 'mb-p-x', words[1]!, '--base', 'http://127.0.0.1:1', '--timeout', '1');
-      expect([nowhere.code, nowhere.out, nowhere.err]).toEqual([4, '', expect.stringMatching(/ or --base names/)]);
+      expect([nowhere.code, nowhere.out, nowhere.err]).toEqual([4, '', expect.stringMatching(/ or --base selects/)]);
       const nobody = await ask(words[0]!, 'mb-p-nobody-5d', words[1]!, '--timeout', '1');
-      expect([nobody.code, nobody.err]).toEqual([4, expect.stringMatching(/^call_timeout: .* --retry asks again/)]);
+      expect([nobody.code, nobody.err]).toEqual([4, expect.stringMatching(/^call_timeout: .* --retry repeats/)]);
     }
   });
 

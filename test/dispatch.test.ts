@@ -261,9 +261,11 @@ describe('errors', () => {
     expect(await createDispatcher({ methods }).dispatch(rpcRequest(1, 'm'), { onError })).toMatchObject({
       error: { code: -32603, message: 'Internal error' },
     });
-    expect(seen).toEqual(['TechnocoreError: the handler of m is no function: number']);
+    expect(seen).toEqual(['TechnocoreError: the handler of m must be a function, not number']);
     for (const mark of [idempotent, localOnly]) {
-      expect(() => mark(undefined as unknown as Handler)).toThrow('the handler of a method is no function: undefined');
+      expect(() => mark(undefined as unknown as Handler)).toThrow(
+        'the handler of a method must be a function, not undefined',
+      );
     }
   });
 

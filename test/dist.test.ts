@@ -158,7 +158,7 @@ describe('a program built for browsers', () => {
       `,
     });
     const { stdout } = await run(process.execPath, ['main.js'], { cwd: dir, env: inherited });
-    expect(stdout.trim()).toBe('56 unavailable there is no file system here: this takes Node, Bun or Deno');
+    expect(stdout.trim()).toBe('56 unavailable there is no file system here: this needs Node, Bun or Deno');
     expect(await readdir(dir)).not.toContain('keys');
   });
 });

@@ -172,7 +172,7 @@ describe('frames', () => {
     const error = thrown(() => encode(['x'.repeat(room + 1)]));
     expect(error).toBeInstanceOf(FrameTooLong);
     expect(error).toMatchObject({ chars: MAX_TEXT + 1, limit: MAX_TEXT });
-    expect(String(error)).toMatch(/ASCII is escaped.*shorten it.*batch in parts.*note/);
+    expect(String(error)).toMatch(/ASCII is escaped.*shorten it.*split a batch.*note/);
     expect(encodeLong(['é'.repeat(room)])).toHaveLength(6 * room + 4);
   });
 

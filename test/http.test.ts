@@ -284,9 +284,11 @@ describe('neverSent', () => {
       return request(transportOf({ base, fetch }), { path: '/' }).catch((e) => e.message);
     };
     expect(await told(broken('ENOTFOUND'))).toBe('http://a.test could not be reached: no such host (ENOTFOUND)');
-    expect(await told(broken('ECONNRESET'))).toBe('http://a.test could not be reached or broke off: ECONNRESET');
+    expect(await told(broken('ECONNRESET'))).toBe(
+      'http://a.test could not be reached, or the connection broke: ECONNRESET',
+    );
     for (const cause of [broken('no code'), broken('constructor '), new Error('x'), 'x']) {
-      expect(await told(cause)).toBe('http://a.test could not be reached or broke off');
+      expect(await told(cause)).toBe('http://a.test could not be reached, or the connection broke');
     }
     expect(await told(broken('EPIPE'), 'http://me:secret@a.test')).not.toContain('secret');
   });

@@ -70,7 +70,7 @@ test('damage is told with its line, and the log left alone', async () => {
     const log = memoryLog(text);
     await expect(Journal.open(new Numbers(), 'the list', text, log)).rejects.toMatchObject({
       code: 'bad_list',
-      message: `the list is no list, or damaged in line ${line}, so nobody knows`,
+      message: `the list is not a list, or damaged in line ${line}, so nobody knows`,
     });
     expect(log.text).toBe(text);
   }

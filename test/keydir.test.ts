@@ -106,7 +106,7 @@ describe('seed', () => {
       const error: any = await Signer.fromDir(home).catch((e) => e);
       expect(error).toMatchObject({
         code: 'bad_key',
-        message: `${path('seed')} does not hold a seed: 43 characters of base64url`,
+        message: `${path('seed')} does not contain a seed: 43 characters of base64url`,
       });
       expect(text('seed')).toBe(seed);
     }
@@ -291,7 +291,7 @@ describe('ledger', () => {
     given(undefined);
     await expect(Signer.fromDir(home)).rejects.toMatchObject({
       code: 'bad_nonce',
-      message: expect.stringContaining('is gone'),
+      message: expect.stringContaining('is missing'),
     });
     expect(readdirSync(home)).toEqual(['seed']);
     writeFileSync(path('nonces.json'), '{');
@@ -315,7 +315,7 @@ describe('ledger', () => {
     signer.raiseNonce('lobby', String(T + 5000), at(T));
     expect(await one(signer, 'lobby', at(T))).toBe(String(T + 5001));
     expect(await one(await Signer.fromDir(home), 'lobby', at(T))).toBe(String(T + 5002));
-    expect(() => signer.raiseNonce('lobby', '9999999999999999999', at(T))).toThrow('locked the key out');
+    expect(() => signer.raiseNonce('lobby', '9999999999999999999', at(T))).toThrow('key is locked out');
   });
 
   test('thousands of rooms do not make it grow without end, and lose no floor', async () => {

@@ -53,7 +53,7 @@ describe('nonces', () => {
         error = e;
       }
       expect(error).toMatchObject({ code: 'bad_nonce' });
-      expect(error.message).toMatch(/locked the key out/);
+      expect(error.message).toMatch(/key is locked out/);
       expect(error.message.length).toBeLessThan(300);
     }
     expect(await one(nonces, 'b', at(T))).toBe(String(T));

@@ -109,12 +109,12 @@ describe.each(PROFILES)('the note of a served mailbox (%s)', (profile) => {
 
     const server = await served(w);
     const slow = await timeoutOf(w, o, { peer: callee.did });
-    expect(slow.error).toMatchObject({ reason: 'no-answer', message: expect.stringContaining('was there at') });
+    expect(slow.error).toMatchObject({ reason: 'no-answer', message: expect.stringContaining('was seen at') });
     await w.clock.advance(60_000);
     server.stop().catch(() => {});
     await w.clock.advance(90_000);
     const gone = await timeoutOf(w, o, { peer: callee.did });
-    expect(gone.error).toMatchObject({ reason: 'no-server', message: expect.stringContaining('ended at') });
+    expect(gone.error).toMatchObject({ reason: 'no-server', message: expect.stringContaining('stopped at') });
     expect(gone.took).toBeLessThan(5200);
   });
 
@@ -127,7 +127,7 @@ describe.each(PROFILES)('the note of a served mailbox (%s)', (profile) => {
     expect((await timeoutOf(w, o)).error).toMatchObject({ reason: 'no-answer' });
     await w.clock.advance(25 * MINUTE);
     const { error } = await timeoutOf(w, o);
-    expect(error).toMatchObject({ reason: 'no-server', message: expect.stringContaining('was last there at') });
+    expect(error).toMatchObject({ reason: 'no-server', message: expect.stringContaining('was last seen at') });
   });
 
   it('counts for nothing when it is another key’s, forged, or an old one put back', async () => {
@@ -159,7 +159,7 @@ describe.each(PROFILES)('the note of a served mailbox (%s)', (profile) => {
     expect((await timeoutOf(w, o)).error.reason).toBe('no-server');
     const again = await served(w);
     await w.clock.advance(MINUTE);
-    expect((await timeoutOf(w, o)).error.message).toContain('was there at');
+    expect((await timeoutOf(w, o)).error.message).toContain('was seen at');
     await w.clock.advance(MINUTE);
     await w.run(setNote(ns, key, gone, w.o));
     expect((await timeoutOf(w, o)).error).toMatchObject(unknown);
@@ -204,17 +204,17 @@ it('is believed of any key while nobody knows whose mailbox it is, as far as it 
     return error;
   };
   const told = (word: string, did = callee.did) => expect.stringMatching(new RegExp(`${did}, ${word} `));
-  expect(await ended()).toMatchObject({ reason: 'no-answer', message: told('was there at') });
+  expect(await ended()).toMatchObject({ reason: 'no-answer', message: told('was seen at') });
   await server.stop();
-  expect(await ended()).toMatchObject({ reason: 'no-server', message: told('ended at') });
-  expect(await ended({ peer: callee.did })).toMatchObject({ reason: 'no-server', message: told('ended at') });
+  expect(await ended()).toMatchObject({ reason: 'no-server', message: told('stopped at') });
+  expect(await ended({ peer: callee.did })).toMatchObject({ reason: 'no-server', message: told('stopped at') });
 
   const stranger: Presence = { did: signer(9).did, at: w.clock.now(), validMs: 1000 };
   const canonical = `rpc-here|${stranger.did}|${MAILBOX}|${stranger.at}|1000`;
   const text = `${stranger.did} ${stranger.at} 1000 ${signer(9).sign(canonical)}`;
   const unknown = { reason: 'no-answer', message: expect.stringContaining('not known') };
   await w.run(setNote(ns, key, text, w.o));
-  expect(await ended()).toMatchObject({ reason: 'no-server', message: told('was last there at', stranger.did) });
+  expect(await ended()).toMatchObject({ reason: 'no-server', message: told('was last seen at', stranger.did) });
   expect(await ended({ peer: callee.did })).toMatchObject(unknown);
   await w.run(setNote(ns, key, text.replace(' 1000 ', ' 900000 '), w.o));
   expect(await ended()).toMatchObject(unknown);

@@ -146,7 +146,7 @@ test('a method that is no function ends the start, and not a call much later', a
   w.methods.set('x', 5 as unknown as Handler);
   await expect(w.start()).rejects.toMatchObject({
     code: 'bad_option',
-    message: 'the handler of x is no function: number',
+    message: 'the handler of x must be a function, not number',
   });
   expect(w.service.stats.requests).toBe(0);
 });
