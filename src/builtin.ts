@@ -168,7 +168,7 @@ function builtinTools(): Map<string, Tool> {
     [
       defineTool(
         'census/latest',
-        'How full the service is: rooms, notes and bytes; with `list`, the rooms written last.',
+        'How full the service is: rooms, notes and bytes; with `list`, also the rooms written to last.',
         {
           type: 'object',
           properties: {
@@ -194,7 +194,7 @@ function builtinTools(): Map<string, Tool> {
       ),
       defineTool(
         'technocore/verify',
-        'Whether a signature is good, and if not, why: of a canonical text, or of a message as a room shows it.',
+        'Whether the signature of a text, or of a message as a room shows it, is valid, and if not, why.',
         {
           type: 'object',
           properties: { did: text, sig: text, canonical: text, room: text, message: { type: 'object' } },
