@@ -226,7 +226,7 @@ export async function a2aSend(
     const item = answered(spelling.item, await call(to, spelling.methods.send, params, signer, optionsOf(o, spelling)));
     if (item.task) return { task: item.task };
     if (item.message) return { message: item.message };
-    throw new TechnocoreError('bad_response', 'a message is answered with a task or a message');
+    throw new TechnocoreError('bad_response', 'the answer is neither a task nor a message');
   });
 }
 
@@ -399,7 +399,7 @@ async function* conversation(
     const take = (frame: JsonObject, kind: string): 'done' | number | undefined => {
       if (kind !== 'response') return undefined;
       const item = answered(spelling.item, resultOf(frame));
-      if (items.length >= MAX_BEHIND) throw new Unavailable('more came than was read');
+      if (items.length >= MAX_BEHIND) throw new Unavailable('more items came than were read');
       items.push(item);
       wake?.();
       return item.message || isLast(item) ? 'done' : SILENCE_MS;

@@ -261,7 +261,7 @@ export class LiveTask {
         const { state } = task.status;
         if (isTerminal(state)) throw refusal('UNSUPPORTED_OPERATION', 'The task is over and takes no more messages');
         if (this.#queue.length >= MAX_WAITING)
-          throw new RpcError(1002, 'Busy: many messages wait', { retryAfterMs: 5000 });
+          throw new RpcError(1002, 'Busy: too many messages are waiting', { retryAfterMs: 5000 });
         // A question is answered, even if all hands are busy.
         const next = isInterrupted(state) ? this.#moved(task, 'TASK_STATE_WORKING') : task;
         return { ...next, history: [...(next.history ?? []), message].slice(-MAX_HISTORY) };

@@ -181,7 +181,7 @@ export class HostSide {
     const params = objectIn(message, 'params');
     const session = this.#session;
     if (typeof id === 'string' && id.startsWith(OURS)) {
-      throw new RpcError(INVALID_REQUEST, `Invalid Request: ids that begin with ${OURS} are taken`);
+      throw new RpcError(INVALID_REQUEST, `Invalid Request: ids that begin with ${OURS} are reserved`);
     }
     if (isSelfContained(message)) {
       this.#o.toRoom(message);

@@ -185,7 +185,10 @@ export class RoomServerTransport {
    */
   async send(message: any, o: { relatedRequestId?: string | number | undefined } = {}): Promise<void> {
     if (classify(message) === 'request') {
-      throw new TechnocoreError('not_supported', 'a server asks its client within an answer (input_required)');
+      throw new TechnocoreError(
+        'not_supported',
+        'a server cannot send requests over a room; it asks its client within an answer (input_required)',
+      );
     }
     this.#layer.send(message, o.relatedRequestId);
   }

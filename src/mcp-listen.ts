@@ -220,7 +220,10 @@ function subscribe(
           if (method === 'notifications/subscriptions/acknowledged') {
             const honoured = honouredOf(params);
             if (assumed(filter).length > 0 && assumed(honoured).length === 0) {
-              throw new TechnocoreError('not_offered', 'the server tells of nothing that was asked for');
+              throw new TechnocoreError(
+                'not_offered',
+                'the server offers none of the notifications that were asked for',
+              );
             }
             onReady?.(honoured);
             resolve(subscription);

@@ -59,7 +59,7 @@ export interface RoomClasses {
  */
 export function roomClasses(room: string): RoomClasses {
   const classes = { p: false, mb: false, d: false, e: false };
-  if (typeof room !== 'string') throw new BadName(room, 'a room');
+  if (typeof room !== 'string') throw new BadName(room, 'a room must be a string');
   const segments = room.split('-');
   segments.pop();
   for (const segment of segments) {

@@ -114,7 +114,7 @@ export class Outbox {
       if (this.#closed) return reject(this.#closed.reason);
       this.#turns
         .push(from, { lane, write, resolve, reject }, room)
-        ?.reject(new TechnocoreError('outbox_full', 'more answers wait than can be written'));
+        ?.reject(new TechnocoreError('outbox_full', 'more answers are waiting than can be written'));
       this.#next();
     });
   }

@@ -126,7 +126,8 @@ export class Spills {
       const day = Math.floor(this.#t.clock.now() / DAY_MS);
       if (day !== this.#day) this.#added = 0;
       this.#day = day;
-      if (this.#added >= MAX_PLACES) throw new TechnocoreError('spill_full', 'too many places were spilled to today');
+      if (this.#added >= MAX_PLACES)
+        throw new TechnocoreError('spill_full', 'too many reply rooms needed notes for long answers today');
       this.#added++;
     }
     // A process before this one may have used any.
