@@ -8,7 +8,7 @@
  *
  * @module
  */
-import { HEX } from './bytes.ts';
+import { HEX, isAscii } from './bytes.ts';
 import { checkText, EmptyText, FrameTooLong, TechnocoreError } from './errors.ts';
 
 /** The longest message that the service stores: 4,096 code points, counted after the {@link sweep}. */
@@ -72,15 +72,6 @@ export function sweep(text: string, limit: number = MAX_TEXT, what = 'the text')
   return swept;
 }
 
-// Where there is a Buffer, bytes are counted twice as fast as a pattern reads characters.
-const { Buffer: buffer } = globalThis as { Buffer?: { byteLength(text: string): number } };
-
-/** Whether JSON text, in which control characters are escaped, is U+0020 to U+007E only. DEL counts as beyond: the service sweeps it. */
-function isAscii(text: string): boolean {
-  if (!buffer) return !/[^ -~]/.test(text);
-  return buffer.byteLength(text) === text.length && !text.includes('\x7f');
-}
-
 const ESCAPED: string[] = /* @__PURE__ */ HEX.map((byte) => `\\u${byte}`);
 
 /**
@@ -102,6 +93,7 @@ export function stringify(value: unknown): string {
 /** Encodes a JSON value as one line of ASCII of any length: {@link encode} without its limit. */
 export function encodeLong(frame: unknown): string {
   const text = stringify(frame);
+  // Control characters are escaped by now, all but DEL, which the service sweeps.
   if (isAscii(text)) return text;
   let ascii = '';
   let from = 0;

@@ -7,6 +7,7 @@ import { fromBase64, toBase64, toBase64url } from './bytes.ts';
 import { RelayRefused, TechnocoreError, Unavailable } from './errors.ts';
 import { isObject, parseExact } from './frames.ts';
 import { failureOf, type Options, type Request, request, retrying, type Transport, transportOf } from './http.ts';
+import { getOrMake } from './maps.ts';
 import type { ChannelID, JoinToken } from './parley-invite.ts';
 
 /** 1 is a handshake message, 2 is data. */
@@ -79,6 +80,7 @@ export const refused = (reason: Refusal, more = ''): RelayRefused => new RelayRe
 /** A relay reached over HTTP. */
 export class HttpRelay implements Relay {
   readonly #http: Transport;
+  readonly #seats = new WeakMap<Membership, Seat>();
 
   /**
    * @param base its address, perhaps with a path: `https://parley.chat`
@@ -134,16 +136,14 @@ export class HttpRelay implements Relay {
   }
 
   // What a 409 means depends on the call.
-  async #ask({ channel, token }: Membership, r: Request, on409: Refusal, o?: Abortable): Promise<string> {
+  async #ask(membership: Membership, r: Request, on409: Refusal, o?: Abortable): Promise<string> {
     const isPost = r.body !== undefined;
+    const { path, get, post } = getOrMake(this.#seats, membership, () => seatOf(membership));
     const reply = await request(this.#http, {
       ...r,
       method: isPost ? 'POST' : 'GET',
-      path: `/c/${toBase64url(channel)}${r.path}`,
-      headers: {
-        ...(isPost && { 'content-type': 'application/json' }),
-        ...(token && { authorization: `Bearer ${token}` }),
-      },
+      path: path + r.path,
+      headers: isPost ? post : get,
       signal: o?.signal,
     });
     const { status, text } = reply;
@@ -161,6 +161,18 @@ export class HttpRelay implements Relay {
     if (typeof token !== 'string' || !/^[\x21-\x7e]{1,512}$/.test(token)) throw unreadable();
     return { channel: channel.slice(), token };
   }
+}
+
+/** What all requests of one membership have in common. */
+interface Seat {
+  path: string;
+  get: Record<string, string>;
+  post: Record<string, string>;
+}
+
+function seatOf({ channel, token }: Membership): Seat {
+  const get: Record<string, string> = token ? { authorization: `Bearer ${token}` } : {};
+  return { path: `/c/${toBase64url(channel)}`, get, post: { 'content-type': 'application/json', ...get } };
 }
 
 const unreadable = (): Unavailable => new Unavailable('the relay sent an answer that cannot be read');

@@ -7,6 +7,7 @@ import {
   fromBase64url,
   fromHex,
   fromUtf8,
+  isAscii,
   toBase58,
   toBase64,
   toBase64url,
@@ -80,7 +81,7 @@ test('base64url ends in its only character', () => {
   }
 });
 
-test('base64url and base64 of any length without the platform\u2019s codec', async () => {
+test('base64url and base64 of any length, and what is ASCII, without the platform\u2019s codec', async () => {
   vi.resetModules();
   const missing = vi.spyOn(process, 'getBuiltinModule').mockReturnValue(undefined as any);
   const portable = await import('../src/bytes.ts');
@@ -105,6 +106,10 @@ test('base64url and base64 of any length without the platform\u2019s codec', asy
     (char) => portable.fromBase64url('A'.repeat(85) + char) !== undefined,
   );
   expect(last.join('')).toBe('AQgw');
+  for (const one of [portable.isAscii, isAscii]) {
+    for (const text of ['', 'a', '\0\n ~', 'x'.repeat(5000)]) expect(one(text)).toBe(true);
+    for (const text of ['\x7f', '\x80', 'é', 'a🦊', '\ud800', `${'x'.repeat(5000)}\x7f`]) expect(one(text)).toBe(false);
+  }
   expect(missing).toHaveBeenCalled();
   missing.mockRestore();
 });
