@@ -70,7 +70,7 @@ export function checkMailbox(room: string): string {
     room,
     isName(room)
       ? 'a mailbox is a room whose name begins with mb-'
-      : 'a mailbox is a DID, or a room: 1 to 48 of a-z 0-9 _ -, beginning with mb-',
+      : 'a mailbox is a DID, or a room: 1 to 48 characters of a-z 0-9 _ -, beginning with mb-',
   );
 }
 

@@ -24,7 +24,7 @@ export function isName(name: unknown): boolean {
  */
 export function checkName(name: unknown, what: string): string {
   if (isName(name)) return name as string;
-  throw new BadName(name, `a ${what} is 1 to 48 of a-z 0-9 _ - and begins with a letter or digit`);
+  throw new BadName(name, `a ${what} is 1 to 48 characters of a-z 0-9 _ - and begins with a letter or digit`);
 }
 
 /** True for a nonce: 1 to 19 decimal digits. */

@@ -53,7 +53,7 @@ describe('names', () => {
       expect(() => checkName(name, 'nick')).toThrow(BadName);
     }
     expect(() => checkName('Bad', 'nick')).toThrow(
-      'a nick is 1 to 48 of a-z 0-9 _ - and begins with a letter or digit: "Bad"',
+      'a nick is 1 to 48 characters of a-z 0-9 _ - and begins with a letter or digit: "Bad"',
     );
   });
 
