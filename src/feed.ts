@@ -116,7 +116,8 @@ class Gathering {
 
   /** The pause before the first read, ms: where so many answers are due, the very first is not worth one. */
   firstMs(expected: number): number {
-    return expected >= MANY ? Math.min(expected * APART_MS, PAUSE_MS) : 0;
+    const apartMs = this.#isMeasured ? this.#apart * MARGIN : APART_MS;
+    return expected >= MANY ? Math.min(expected * apartMs, PAUSE_MS) : 0;
   }
 
   /**
@@ -130,7 +131,7 @@ class Gathering {
     const came = messages.length;
     if (came >= 3 || this.#pauseMs === 0) {
       this.#isMeasured = came >= 3;
-      this.#apart = this.#isMeasured ? medianGap(messages) : took / came;
+      this.#apart = this.#isMeasured ? usualGap(messages) : took / came;
     }
     this.#isOn = expected >= (this.#want > 1 ? 2 : FEW);
     const isShort = this.#pauseMs > 0 && came <= this.#want / 2;
@@ -172,11 +173,15 @@ const FAR_MS = 30;
 /** Messages that a pause must be likely to gather; fewer would not make up for its keeping the first one waiting. */
 const WORTH = 4;
 
-/** The time between two messages, as it mostly is, ms: where both sides gather, they come in heaps. */
-function medianGap(messages: Message[]): number {
+/**
+ * The time between two messages, as it mostly is, ms: where both sides gather, they come in heaps. Where most are less than the
+ * service's clock can tell apart, it is what they are on average, and at most a millisecond.
+ */
+function usualGap(messages: Message[]): number {
   const times = messages.map(({ ts }) => Date.parse(ts));
   const gaps = times.slice(1).map((ms, i) => Math.max(ms - times[i]!, 0));
-  return gaps.sort((a, b) => a - b)[gaps.length >> 1]! || 0;
+  const sum = gaps.reduce((a, b) => a + b, 0);
+  return gaps.sort((a, b) => a - b)[gaps.length >> 1]! || Math.min(sum / gaps.length, 1) || 0;
 }
 
 /** How to listen to a feed. */
