@@ -323,6 +323,24 @@ describe('the few files that Node loads', () => {
     }
   });
 
+  test('are three for the package, parley among others alone', async () => {
+    const imported = async (name: string): Promise<string[]> => {
+      const text = await readFile(`dist/node/${name}.js`, 'utf8');
+      return [...text.matchAll(/^(?:import|\} from) "\.\/([^"]+)\.js";$/gm)].map(([, file]) => file!);
+    };
+    const seen = new Set<string>();
+    const follow = async (name: string): Promise<void> => {
+      if (seen.has(name)) return;
+      seen.add(name);
+      for (const file of await imported(name)) await follow(file);
+    };
+    await follow('technocore-rpc');
+    expect(seen.size).toBe(3);
+    seen.clear();
+    await follow('parley');
+    expect(seen.size).toBe(4);
+  });
+
   test('load what they depend on at its first use: noble where there is nothing native, the validator for a value', async () => {
     const dir = await consumer('alone', files, []);
     const { signed, sealed, shaken, called } = await outcome(dir);
