@@ -217,35 +217,22 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
   const begun = t.clock.now();
   const stop = new AbortController();
   const limitMs = (r.waitMs ?? 0) + (r.timeoutMs ?? 15_000);
-  // Not even a fetch that ignores its signal may hold us up.
-  let end: (reason: unknown) => void;
-  const stopped = new Promise<never>((_, reject) => {
-    end = (reason) => {
+  let forget!: () => void;
+  let cancel!: () => void;
+  // Settled by whichever comes first: not even a fetch that ignores its signal may hold us up.
+  const settled = new Promise<Reply>((resolve, reject) => {
+    const end = (reason: unknown): void => {
       stop.abort(reason);
       reject(reason);
     };
+    forget = onAbort(r.signal, () => end(r.signal?.reason));
+    cancel = later(t.clock, limitMs, () =>
+      end(new Unavailable(`${shownBase(t.base)} gave no complete answer within ${limitMs} ms`)),
+    );
+    exchange(t, r, stop.signal).then(resolve, reject);
   });
-  const forget = onAbort(r.signal, () => end(r.signal?.reason));
-  const cancel = later(t.clock, limitMs, () =>
-    end(new Unavailable(`${shownBase(t.base)} gave no complete answer within ${limitMs} ms`)),
-  );
-  const work = (async () => {
-    const { fetch } = t;
-    const response = await fetch(t.base + r.path, {
-      method: r.method ?? 'GET',
-      redirect: 'manual',
-      signal: stop.signal,
-      ...(r.headers && { headers: r.headers }),
-      ...(r.body !== undefined && { body: r.body }),
-    });
-    return {
-      status: response.status,
-      headers: response.headers,
-      text: await bodyOf(response, r.maxBytes ?? 1 << 24, fetch),
-    };
-  })();
   try {
-    const reply = await Promise.race([work, stopped]);
+    const reply = await settled;
     if (!r.waitMs) rhythmOf(t).answered(t.clock.now() - begun);
     if (reply.status < 500) healthOf(t).failure = undefined;
     return reply;
@@ -261,10 +248,19 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
   } finally {
     forget();
     cancel();
-    // Neither of the two may become an unhandled rejection.
-    work.catch(() => {});
-    stopped.catch(() => {});
   }
+}
+
+async function exchange({ base, fetch }: Transport, r: Request, signal: AbortSignal): Promise<Reply> {
+  const response = await fetch(base + r.path, {
+    method: r.method ?? 'GET',
+    redirect: 'manual',
+    signal,
+    ...(r.headers && { headers: r.headers }),
+    ...(r.body !== undefined && { body: r.body }),
+  });
+  const text = await bodyOf(response, r.maxBytes ?? 1 << 24, fetch);
+  return { status: response.status, headers: response.headers, text };
 }
 
 async function bodyOf(response: Response, maxBytes: number, from: typeof fetch): Promise<string> {
