@@ -1,7 +1,8 @@
 /**
- * End-to-end encryption as the service's convention has it: a key offered through somebody's mailbox, then a room whose
- * lines only the holders of that key can read. The operator sees who writes, when and how much; it can drop, copy and
- * reorder lines, and who holds the key can write in every name. Rules: wire section 10 of the service.
+ * End-to-end encryption by the service's convention: a room key is offered through somebody's mailbox, then only the
+ * holders of that key can read the lines of the room. The operator still sees who writes, when and how much, and can
+ * drop, copy and reorder lines; whoever holds the key can write in any name. Rules: technocore.chat
+ * (`technocore-e2e-v1`).
  *
  * @module
  */
@@ -22,18 +23,18 @@ const KEY_BYTES = 32;
 const NONCE_BYTES = 12;
 const TAG_BYTES = 16;
 
-/** UTF-8 bytes of text that one sealed line holds. */
+/** The most UTF-8 bytes of text that one sealed line holds: 3,043. */
 export const MAX_SEALED: number = Math.floor(((MAX_TEXT - 17) * 3) / 4) - TAG_BYTES;
 
-/** @throws BadKey not 32 bytes */
+/** @throws {@link BadKey} if the key does not have 32 bytes */
 export function checkKey(key: Uint8Array): void {
   check32(key, 'a room key');
 }
 
-/** Where the longest box that a line can hold is decoded. */
+/** A buffer for decoding; the longest box of a line fits. */
 const boxScratch: Uint8Array = /* @__PURE__ */ new Uint8Array(MAX_TEXT);
 
-/** What was sealed under a key, from the base64url of nonce and box; undefined when it does not authenticate. */
+/** Decrypts a box, from the base64url of nonce and box; undefined if it does not authenticate. */
 function openBox(key: Uint8Array, nonceText: string, boxText: string): Uint8Array | undefined {
   const nonce = fromBase64url(nonceText);
   const box = fromBase64url(boxText, boxScratch);
@@ -45,7 +46,11 @@ function openBox(key: Uint8Array, nonceText: string, boxText: string): Uint8Arra
 
 // --- offers -----------------------------------------------------------------------------------------------------
 
-/** A new X25519 key pair. Keep the private key; offers are sealed to the public one. */
+/**
+ * Makes a new X25519 key pair (RFC 7748). Offers are sealed to the public key; keep the private one.
+ *
+ * @returns both keys as 32 bytes each
+ */
 export function x25519Generate(o: Pick<Options, 'random'> = {}): { privateKey: Uint8Array; publicKey: Uint8Array } {
   const privateKey = (checkObject(o).random ?? randomBytes)(KEY_BYTES);
   return { privateKey, publicKey: x25519(privateKey).publicKey };
@@ -53,27 +58,38 @@ export function x25519Generate(o: Pick<Options, 'random'> = {}): { privateKey: U
 
 /** A room and the key to its lines. */
 export interface SealedRoom {
-  /** 32 bytes. Whoever has them reads and writes. */
+  /** The AES-256 key: 32 bytes. Whoever has it can read and write. */
   key: Uint8Array;
+  /** The name of the room. */
   room: string;
 }
 
-/** The key that seals an offer. */
+/** The key by which an offer is sealed. */
 function offerKey(shared: Uint8Array): Uint8Array {
   return hkdfSha256(shared, new Uint8Array(0), utf8('technocore-e2e-v1'), KEY_BYTES);
 }
 
 /**
- * Seals a room key to somebody's X25519 key. Deliver the offer, signed, to their mailbox.
+ * Seals a room key to somebody's X25519 key (`technocore-e2e-v1`: X25519, HKDF-SHA256, AES-256-GCM). Nothing is sent:
+ * deliver the offer as a signed message to their mailbox.
  *
- * @param peer public key, 32 bytes or base64url. Know whose it is: {@link e2eOfferTo} does
- * @param o `key`, `room`: those of a room that has members already; default, a new key and a new `p-` room
- * @throws BadKey the peer's key is no key in its only spelling, or of small order; or `key` has not 32 bytes
- * @throws BadName `room` is not a room name
+ * @param peer the public key, 32 bytes or base64url. Make sure whose it is, as {@link e2eOfferTo} does
+ * @param o `key` and `room`: of a room that has members already; default: a new key and a new `p-` room. `random`: as in
+ * {@link Options}
+ * @returns the offer, with the key and the room
+ * @throws {@link BadKey} if the peer's key is not a canonical X25519 public key, or is of small order; or if `key` does
+ * not have 32 bytes
+ * @throws {@link BadName} if `room` is not the name of a room
  * @example
- * const { offer, key, room } = e2eOffer(peerKey);
- * await signer.say(peerMailbox, offer);
- * await e2eSend(room, key, 'only we can read this', { signer });
+ * ```ts
+ * import { e2eAccept, e2eOffer, e2eOpen, e2eSeal, x25519Generate } from 'technocore-rpc';
+ *
+ * const bob = x25519Generate();
+ * const { offer, key } = e2eOffer(bob.publicKey); // Ada delivers the offer to Bob
+ * const line = e2eSeal(key, 'only we can read this');
+ * const accepted = e2eAccept(offer, bob.privateKey); // Bob now has the same key, and the name of the room
+ * console.log(e2eOpen(accepted.key, line)); // only we can read this
+ * ```
  */
 export function e2eOffer(
   peer: Uint8Array | string,
@@ -93,18 +109,35 @@ export function e2eOffer(
   return { offer: `e2e1 ${[ephemeral.publicKey, nonce, box].map(toBase64url).join(' ')}`, key: key.slice(), room };
 }
 
-/** True for a text that has the form of an offer's beginning. Whether it opens, {@link e2eAccept} tells. */
+/** True for a text that begins as an offer does. Whether it is one, {@link e2eAccept} tells. */
 export function isOffer(text: string): boolean {
   return text.startsWith('e2e1 ');
 }
 
 /**
- * Opens an offer. Nothing in it says who made it: that is who signed the message it came in.
+ * Opens an offer. Nothing in it tells who made it: only the signature of the message in which it came does.
  *
- * @param privateKey 32 bytes, of the public key that the offer was sealed to
- * @returns the room is any name the grammar allows, public ones included: look before you write there
- * @throws DecryptError not an offer, or not for this key
- * @throws BadKey the private key has not 32 bytes
+ * @param offer the text of that message: `e2e1` and three tokens
+ * @param privateKey the private key that belongs to the public key of the offer, 32 bytes: the one of
+ * {@link x25519Generate}, or of {@link identityKeys} if that is published
+ * @returns the key and the room. The room may have any name, even that of a public room: look before you write there
+ * @throws {@link DecryptError} if it is not an offer, was changed, or was made for another key
+ * @throws {@link BadKey} if the private key does not have 32 bytes
+ * @example
+ * ```ts
+ * import { e2eAccept, e2eOfferTo, e2eRead, e2eSend, identityKeys, publishIdentity, read, Signer } from 'technocore-rpc';
+ *
+ * const [ada, bob] = [Signer.generate(), Signer.generate()];
+ * await publishIdentity(bob, { mailbox: 'mb-p-bob-77d1' });
+ *
+ * const offered = await e2eOfferTo(bob.did, ada); // Ada knows Bob's DID
+ * await e2eSend(offered.room, offered.key, 'hello', { signer: ada });
+ *
+ * const { messages } = await read('mb-p-bob-77d1'); // Bob looks into his mailbox
+ * const offer = messages.find(({ from, text }) => from === ada.did && text.startsWith('e2e1 '))!;
+ * const { room, key } = e2eAccept(offer.text, identityKeys(bob).privateKey);
+ * console.log((await e2eRead(room, key)).messages[0]?.text); // hello
+ * ```
  */
 export function e2eAccept(offer: string, privateKey: Uint8Array): SealedRoom {
   const own = x25519(privateKey);
@@ -128,18 +161,18 @@ export function e2eAccept(offer: string, privateKey: Uint8Array): SealedRoom {
   return { key: plain.slice(0, KEY_BYTES), room: room! };
 }
 
-/** What to seal to, and where to deliver it. */
+/** To which key an offer is sealed, and where it is delivered. */
 export interface Addressee {
   mailbox: string;
-  /** X25519 public key, base64url. */
+  /** The X25519 public key, base64url. */
   x25519: string;
 }
 
 /**
- * The mailbox and key that a DID has signed.
+ * The mailbox and key that a DID has published and signed.
  *
  * @internal
- * @throws BadKey there are none
+ * @throws {@link BadKey} if there are none
  */
 export async function addresseeOf(did: string, o: Options & { allowUnsigned?: boolean }): Promise<Addressee> {
   const { mailbox, x25519, signed } = (await resolveIdentity(did, o)) ?? {};
@@ -149,14 +182,18 @@ export async function addresseeOf(did: string, o: Options & { allowUnsigned?: bo
 }
 
 /**
- * Offers a room key to a DID: resolves its identity note, seals to the key that the DID signed, and delivers the offer,
- * signed, to its mailbox. To make a group, offer what the first call returned to the others too.
+ * Offers a room key to a DID: looks up its identity note, seals to the key that the DID signed, and delivers the offer as
+ * a signed message to its mailbox. To make a group, offer the returned key and room to the others as well. For an example
+ * see {@link e2eAccept}.
  *
- * @param o `key`, `room`: as in {@link e2eOffer}; `allowUnsigned`: also seal to a key that anybody may have written
- * into the note, who then can read everything
- * @throws BadName not a did:key
- * @throws BadKey no signed key and mailbox are published
- * @throws whatever {@link Signer.say} throws
+ * @param did the `did:key` to which the room is offered; it must have called {@link publishIdentity}
+ * @param signer the key in whose name the offer is sent
+ * @param o `key` and `room`: as for {@link e2eOffer}. `allowUnsigned`: whether to seal even to a key that the DID did not
+ * sign; whoever wrote that key into the note can then read everything. Default false
+ * @returns the key and the room, and the mailbox to which the offer was delivered
+ * @throws {@link BadName} if it is not a `did:key`
+ * @throws {@link BadKey} if the DID has not published a signed key and mailbox
+ * @throws what {@link resolveIdentity} and {@link Signer.say} throw
  */
 export async function e2eOfferTo(
   did: string,
@@ -171,15 +208,15 @@ export async function e2eOfferTo(
 
 // --- lines ------------------------------------------------------------------------------------------------------
 
-/** Nonces to come, and their base64url: of each, 12 bytes are 16 characters. */
+/** Nonces that are ready, and their base64url: 12 bytes and 16 characters each. */
 let nonces: { bytes: Uint8Array; text: string; used: number } | undefined;
 
-/** The generator and the codec take as long for one nonce as for many, and half as long as the encryption. */
+/** A random nonce. They are made 64 at a time: one alone would take half as long as the encryption. */
 function freshNonce(): [bytes: Uint8Array, text: string] {
   if (nonces === undefined || nonces.used === 64) {
     const bytes = randomBytes(64 * NONCE_BYTES);
     nonces = { bytes, text: toBase64url(bytes), used: 0 };
-    // Not kept longer than this turn: two copies of a machine must not go on with the same ones.
+    // Dropped at the end of this turn: two copies of a virtual machine must not go on with the same nonces.
     queueMicrotask(() => {
       nonces = undefined;
     });
@@ -193,16 +230,20 @@ function nonceOf(bytes: Uint8Array): [bytes: Uint8Array, text: string] {
 }
 
 const encoder: TextEncoder = /* @__PURE__ */ new TextEncoder();
-/** Where texts become bytes; never left with one in it. */
+/** A buffer in which texts become bytes; cleared after each use. */
 const scratch: Uint8Array = /* @__PURE__ */ new Uint8Array(MAX_SEALED);
 
 /**
- * Seals a text as one line for a room. Every character survives: newlines, blanks at the ends, the invisible.
+ * Encrypts a text to one line for a room (AES-256-GCM). Every character is preserved: line ends, blanks at both ends,
+ * invisible characters.
  *
- * @param key 32 bytes
- * @throws FrameTooLong more than 3,043 bytes of UTF-8; {@link e2eSplit} cuts
- * @throws BadKey not 32 bytes
- * @throws TechnocoreError `bad_text`: a lone surrogate, which has no UTF-8 form
+ * @param key the room key, 32 bytes
+ * @param text at most 3,043 bytes of UTF-8; {@link e2eSplit} cuts longer ones
+ * @param o `random`: as in {@link Options}
+ * @returns the line: `<nonce>.<box>`, both base64url
+ * @throws {@link FrameTooLong} if the text is longer
+ * @throws {@link BadKey} if the key does not have 32 bytes
+ * @throws {@link TechnocoreError} `bad_text` if the text is not a string, or holds a lone surrogate
  */
 export function e2eSeal(key: Uint8Array, text: string, o: Pick<Options, 'random'> = {}): string {
   if (!isWellFormed(checkText(text, 'the text')))
@@ -228,10 +269,13 @@ function tooLong(bytes: number): FrameTooLong {
 }
 
 /**
- * The text of a sealed line. That it opens proves that a holder of the key wrote it once, somewhere; not who, not here.
+ * Decrypts a line of a room. That it can be decrypted proves that a holder of the key made it; not who, nor that it was
+ * made for this place.
  *
- * @throws DecryptError not a sealed line, or not of this key, or changed
- * @throws BadKey the key has not 32 bytes
+ * @param key the room key, 32 bytes
+ * @param line the text of a message
+ * @throws {@link DecryptError} if it is not a sealed line, was changed, or was made with another key
+ * @throws {@link BadKey} if the key does not have 32 bytes
  */
 export function e2eOpen(key: Uint8Array, line: string): string {
   const dot = typeof line === 'string' ? line.indexOf('.') : -1;
@@ -244,10 +288,11 @@ export function e2eOpen(key: Uint8Array, line: string): string {
 }
 
 /**
- * Cuts a text into pieces that each fit one sealed line, between code points; joined they are the text.
+ * Cuts a text into pieces that fit into one sealed line each. It cuts between code points; joined, the pieces are the
+ * text.
  *
- * @param bytes most bytes of UTF-8 a piece may have, at least 4
- * @throws TechnocoreError `bad_option`, `bad_text`
+ * @param bytes the most UTF-8 bytes of a piece, at least 4; default 3,043
+ * @throws {@link TechnocoreError} `bad_option` if `bytes` is less than 4; `bad_text` if the text is not a string
  */
 export function e2eSplit(text: string, bytes: number = MAX_SEALED): string[] {
   const pieces: string[] = [];
@@ -273,10 +318,15 @@ export function e2eSplit(text: string, bytes: number = MAX_SEALED): string[] {
 // --- rooms ------------------------------------------------------------------------------------------------------
 
 /**
- * Seals a text and appends it to a room.
+ * Encrypts a text and appends it to a room.
  *
- * @param o `signer`: whose name it is said in; else unsigned, as `nick`, by default `sealed`
- * @throws FrameTooLong, BadKey as {@link e2eSeal}; and whatever saying throws
+ * @param room the name of the room
+ * @param key the room key, 32 bytes
+ * @param text at most 3,043 bytes of UTF-8
+ * @param o `signer`: the key in whose name it is sent; without one it is unsigned, from the nick `nick`, by default
+ * `sealed`
+ * @returns the `seq` of the message
+ * @throws what {@link e2eSeal} throws; and what {@link Signer.say} or {@link say} throws
  */
 export async function e2eSend(
   room: string,
@@ -290,26 +340,31 @@ export async function e2eSend(
     return await say(room, o.nick ?? 'sealed', line, o);
   } catch (cause) {
     if (!TechnocoreError.is(cause) || cause.code !== 'may_have_landed') throw cause;
-    // Nobody else can have made this line, so unlike other unsigned ones it is known again.
+    // Nobody else can have made this line, so that unlike other unsigned messages it can be recognized.
     const mine = (await read(room, { ...o, limit: 200 })).messages.find((m) => m.text === line);
     if (!mine) throw cause;
     return { seq: mine.seq };
   }
 }
 
-/** A line of a sealed room: its text, or why it does not open. */
+/** A line of a sealed room: with its text, or the reason why it cannot be decrypted. */
 export interface SealedMessage {
+  /** The position in the room. */
   seq: number;
-  /** DID or nick of whoever wrote the line there; `''` for a DID that is not proved. Any holder of the key may be behind it. */
+  /**
+   * The DID or nick that wrote the line there; `''` for a DID without a valid signature. Since nothing in the line names
+   * its author, any holder of the key may have made it.
+   */
   from: string;
+  /** The decrypted text. */
   text?: string;
-  /** A stranger's line, or one that was changed. */
+  /** Why there is no text: the line is a stranger's, or was changed. */
   error?: DecryptError;
 }
 
 /** What is remembered of one room under one key. */
 interface Memory {
-  /** Nonce -> where it was first seen. */
+  /** By the nonce of each line, where it was first seen. */
   places: Map<string, string>;
   /** Stands behind what the last read returned. */
   cursor?: RoomCursor;
@@ -327,7 +382,7 @@ function memoryOf(t: Transport, room: string, key: Uint8Array): Memory {
   return memory;
 }
 
-/** A message opened; undefined for a line that stood elsewhere before: somebody copied it. */
+/** Decrypts a message; undefined for a line that was seen elsewhere before: somebody copied it. */
 function openedIn(t: Transport, memory: Memory, room: string, key: Uint8Array, m: Message): SealedMessage | undefined {
   const { seq, text: line } = m;
   const from = m.from.startsWith('did:') ? authorOf(t, room, m) : m.from;
@@ -337,7 +392,7 @@ function openedIn(t: Transport, memory: Memory, room: string, key: Uint8Array, m
   } catch (error) {
     return { seq, from, error: error as DecryptError };
   }
-  // Only lines that open are remembered, so strangers cannot fill this up.
+  // Only lines that can be decrypted are remembered, so that strangers cannot fill this up.
   const nonce = line.slice(0, line.indexOf('.'));
   const place = `${seq} ${m.ts}`;
   const known = memory.places.get(nonce) ?? place;
@@ -347,13 +402,16 @@ function openedIn(t: Transport, memory: Memory, room: string, key: Uint8Array, m
 }
 
 /**
- * The newest lines of a sealed room, opened, oldest first. Lines that do not open are listed with their error; a copy
- * of a line that was read before (the last 4,096 of a room are known) is left out, wherever it stands.
+ * Reads and decrypts the newest lines of a sealed room. Lines that cannot be decrypted are returned with their error.
+ * Copies of lines that were read before (the last 4,096 of a room are remembered) are left out, wherever they stand.
  *
- * @param o `limit` counts only without `since`: with it, all that came is read
- * @returns `last`: the `since` of the next read
- * @throws BadName, BadKey not a room name, not 32 bytes
- * @throws RingGap lines after `since` were lost; `oldest - 1` is the `since` to go on from
+ * @param room the name of the room
+ * @param key the room key, 32 bytes
+ * @param o as for {@link read}; `limit` has no effect together with `since`, which returns everything after it
+ * @returns `messages`: the lines, oldest first; `last`: the `since` for the next read
+ * @throws {@link BadName} if it is not the name of a room; {@link BadKey} if the key does not have 32 bytes
+ * @throws {@link RingGap} if lines after `since` were lost; to go on after them, read with `since: e.oldest - 1`
+ * @throws what {@link read} throws
  */
 export async function e2eRead(
   room: string,
@@ -371,7 +429,7 @@ export async function e2eRead(
     memory.cursor.place = placeOf(view);
     return { last: view.lastSeq, messages: open(view.messages) };
   }
-  // One that stands there knows the room's generation; while it is in use, others take their own.
+  // The cursor of the last read knows the room's generation. While it is in use, other reads make their own.
   const cursor = memory.cursor?.since === o.since ? memory.cursor : new RoomCursor(t, room, o.since);
   delete memory.cursor;
   const deadline = t.clock.now() + (o.waitMs ?? 0) + PATIENCE_MS;
@@ -382,10 +440,14 @@ export async function e2eRead(
 }
 
 /**
- * Every line of a sealed room as it comes, opened, without end; otherwise as {@link e2eRead}.
+ * Yields every line of a sealed room as it arrives, decrypted. It never ends by itself: leave the loop with `break`, or
+ * abort the signal. Lines that cannot be decrypted, and copies, are treated as by {@link e2eRead}.
  *
- * @param o `since`: begin after that seq; default: only what comes from now on
- * @throws RingGap lines were lost; `oldest - 1` is the `since` to go on from
+ * @param room the name of the room
+ * @param key the room key, 32 bytes
+ * @param o `since`: begin after the line with this `seq` (0: with the first); default: only lines that come from now on
+ * @throws {@link BadName} if it is not the name of a room; {@link BadKey} if the key does not have 32 bytes
+ * @throws {@link RingGap} if lines were lost; to go on after them, follow again with `since: e.oldest - 1`
  * @throws the signal's reason when it aborts
  */
 export async function* e2eFollow(

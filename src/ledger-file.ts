@@ -1,6 +1,6 @@
 /**
- * A ledger and a cursor in files: a server that was killed goes on where it was, does nothing twice, and serves what
- * came meanwhile. Needs Node (or Bun, Deno), and asks for it at call time only.
+ * A ledger and a cursor in files: a server that was killed goes on where it was, runs nothing twice, and serves what came
+ * meanwhile. Needs a runtime with files (Node, Bun, Deno), for which it asks at call time only.
  *
  * @module
  */
@@ -19,8 +19,8 @@ import type { CursorStore, Place } from './rooms.ts';
 type Begun = [id: string, digest: string, reply?: string];
 
 /**
- * What was decided, not what was asked: so that other limits than those of the day it was written do not change it.
- * All of it happened at the time of the last `time` line before, which is the ledger's own.
+ * A line of the log. It holds what was decided, not what was asked, so that later limits do not change it. Each happened
+ * at the time of the last `time` line before it, which is the ledger's own time.
  */
 type Line =
   | ['time', ms: number]
@@ -53,7 +53,7 @@ function lineOf(line: unknown): Line | undefined {
   return isLine ? (line as Line) : undefined;
 }
 
-/** The state of a ledger, as lines and from them. */
+/** The state of a ledger, which can be written as lines and restored from them. */
 class LoggedState extends LedgerState implements Journaled {
   readonly what = 'request ledger';
   readonly header = '["technocore-ledger",1]';
@@ -77,12 +77,12 @@ class LoggedState extends LedgerState implements Journaled {
     else {
       const [, from, room, nonce, begun] = line;
       if (nonce !== null) this.raise(`${from} ${room}`, BigInt(nonce));
-      // Until its answer shows up nobody will ever finish it.
+      // Begun by an earlier process: unless its answer follows, nobody will finish it.
       for (const [id, digest, reply] of begun) this.put(from, id, digest, reply).orphan = true;
     }
   }
 
-  /** The fewest lines that make this state. */
+  /** The shortest log that restores this state. */
   lines(): string {
     this.expire();
     let text = '';
@@ -115,10 +115,10 @@ class LoggedState extends LedgerState implements Journaled {
 
 // --- the ledger --------------------------------------------------------------------------------------------------
 
-/** How much of the ledger's time may pass unwritten, ms. */
+/** How much of the ledger's time may pass before it is written, ms. */
 const TIME_MS = 10_000;
 
-/** A ledger over a log that somebody else keeps. */
+/** A ledger that writes a log. */
 class LoggedLedger implements Ledger {
   readonly #state: LoggedState;
   readonly #journal: Journal;
@@ -154,7 +154,7 @@ class LoggedLedger implements Ledger {
     await this.#write(['answer', from, id, answer]);
   }
 
-  // Of these two nothing depends on when they reach the disk: the next write takes them along.
+  // It does not matter when these two reach the disk: the next write takes them along.
   sent(from: string, id: string): void {
     this.#state.sent(from, id);
     this.#add(['sent', from, id]);
@@ -179,10 +179,10 @@ class LoggedLedger implements Ledger {
 }
 
 /**
- * A ledger over a log.
+ * Makes a ledger that writes a log.
  *
  * @internal
- * @param text what the log holds; undefined when there is none yet
+ * @param text what the log holds; undefined if there is none yet
  */
 export async function loggedLedger(
   name: string,
@@ -195,14 +195,26 @@ export async function loggedLedger(
 }
 
 /**
- * A ledger in a file, for one server at a time. `serve({ ledger })` then runs no handler twice for one request, also
- * when the process is killed: a request that was begun and not answered is answered 1001, or run again when its method
- * was registered as `idempotent`. Close it after `serve` has resolved.
+ * Opens a ledger in a file, for one server at a time. With it, {@link serve} runs no handler twice for one request even
+ * if the process is killed: a request that was begun and not answered is answered with error 1001, or run again if its
+ * method is {@link idempotent}. Close it after `serve` has resolved.
  *
- * @param path made when it is not there; its directory must be
- * @throws TechnocoreError `bad_ledger`: the file is not a ledger, or damaged; it is left as it is
- * @throws Unavailable another process has it for half a minute (the console is told after two seconds), or the file system
- * refuses, or there is none
+ * @param path the file; created if it does not exist, in a directory that does
+ * @param limits how much is kept: see {@link LedgerLimits}
+ * @param clock the source of time; default: the machine's clock
+ * @throws {@link TechnocoreError} `bad_ledger` if the file is damaged or something else, which is left as it is;
+ * `bad_option` if the limits have other members
+ * @throws {@link Unavailable} if another process still has the file after 30 seconds (there is a console warning after
+ * two), or the file system refuses, or the platform has none
+ * @example
+ * ```ts
+ * import { fileCursor, fileLedger, serve, Signer } from 'technocore-rpc';
+ *
+ * const ledger = await fileLedger('vault-ledger');
+ * const cursor = fileCursor('vault-cursor.json');
+ * await serve('mb-p-ledger-81d3', await Signer.fromDir(), { ledger, cursor, signal: AbortSignal.timeout(3_600_000) });
+ * await ledger.close?.();
+ * ```
  */
 export async function fileLedger(path: string, limits?: LedgerLimits, clock?: Clock): Promise<Ledger> {
   const state = new LoggedState(limits);
@@ -217,11 +229,12 @@ function refused(cause: unknown, path: string): TechnocoreError {
 // --- the cursor --------------------------------------------------------------------------------------------------
 
 /**
- * The places of a server in its mailboxes, in a file: with it `serve({ cursor })` goes on where it was, so that requests
- * which came while it was down are served. For one process at a time.
+ * Keeps in a file how far a server has read its mailboxes. With it as the option `cursor`, {@link serve} goes on where it
+ * was, so that requests which came while it was down are served. For one process at a time.
  *
- * @param path made when first needed; its directory must be there. What holds something else is refused with
- * `bad_cursor`, and left as it is
+ * @param path the file; created when first needed, in a directory that exists. Nothing is read or written before the
+ * server starts. A file that holds something else is left as it is: `serve` then throws {@link TechnocoreError}
+ * `bad_cursor`
  */
 export function fileCursor(path: string): CursorStore {
   let reading: Promise<Map<string, Place>> | undefined;
@@ -263,7 +276,7 @@ async function readPlaces(path: string): Promise<Map<string, Place>> {
   }
 }
 
-/** A place out of a file. */
+/** The place in a value from a file. */
 function placeOf(value: unknown): Place {
   const { since, generation, mark, said } = isObject(value) ? value : {};
   const isCount = (n: unknown): n is number => Number.isSafeInteger(n) && (n as number) >= 0;

@@ -1,7 +1,7 @@
 /**
- * Who asked what, and what was answered: the reason why no handler runs twice for one request. Keyed by (DID, id) with a
- * digest of method and params, and guarded by a floor under the nonces of each key in each room, so that a signed
- * message once taken is never taken again, however much later somebody posts its bytes once more.
+ * The ledger: who asked what, and what was answered, so that no handler runs twice for one request. Requests are known by
+ * (DID, id) and a digest of method and params. In addition, each key in each room has a floor below which its nonces are
+ * not accepted, so that a signed message is never taken twice, however much later somebody posts its bytes again.
  *
  * @module
  */
@@ -10,46 +10,63 @@ import type { Json } from './frames.ts';
 import { isNonce } from './names.ts';
 import { mostFor } from './turns.ts';
 
-/** One request of a message. */
+/** One request of a {@link LedgerMessage}. */
 export interface LedgerRequest {
-  /** The JSON-RPC id, as JSON: `1` and `"1"` are two. */
+  /** The JSON-RPC id, as JSON text: `1` and `"1"` are different ids. */
   id: string;
-  /** Of method and params. */
+  /** The digest of method and params. */
   digest: string;
-  /** True when nothing runs for it: it is judged like any other, and not remembered. */
+  /** True if nothing runs for it: then it is judged like any other, but not remembered. */
   passing?: boolean;
-  /** Where the answer goes, if the request names a place: there an id is one key's. */
+  /** The mailbox that the request names for the answer, if it does. There, an id belongs to one key at a time. */
   reply?: string;
-  /** The request itself, for whoever tells of it; nothing of it is kept. */
+  /** The request itself, for ledgers that report it. It need not be kept. */
   frame?: { [member: string]: Json };
 }
 
-/** One message that holds requests, notifications or both. */
+/** A message that holds requests, notifications or both, as a server shows it to its ledger. */
 export interface LedgerMessage {
+  /** The DID that signed it. */
   from: string;
+  /** The room in which it came. */
   room: string;
-  /** Digits; rise with every message of one key in one room. Absent on channels that cannot replay. */
+  /**
+   * Its nonce: decimal digits that rise with every message of one key in one room. Absent on channels without replays.
+   */
   nonce?: string;
-  /** When it came, by the clock of the service, ms: given where an earlier ledger, now lost, may have known it. */
+  /**
+   * When it was written, in milliseconds since the epoch by the service's clock. Given if an earlier ledger, which is
+   * lost, may have known it.
+   */
   at?: number;
-  /** What was signed by then may be known to another ledger, and is not to this one; by the clock of the service, ms. */
+  /**
+   * What was signed before this time may be known to another ledger and not to this one; in milliseconds since the epoch,
+   * by the service's clock.
+   */
   after?: number | undefined;
+  /** Its requests, in order. */
   requests: LedgerRequest[];
-  /** True when nothing at all runs for it: then its nonce is not remembered either. */
+  /** True if nothing at all runs for it: then its nonce is not remembered either. */
   passing?: boolean;
   /**
-   * How early its key came among those that were answered, from 0; Infinity: never. Those that came late, or never, do not
-   * get the last of what there is room for. Default 0.
+   * The {@link CallContext.rank} of its key; default 0. Keys of high rank do not get the last free places of the ledger.
    */
   rank?: number;
 }
 
 /**
- * What to do with a request: run it; send the stored answer; leave it, it runs already; leave it, its message is an old
- * one; refuse it, the id stands for another request; leave it, another key waits for an answer under this id in the same
- * place and would take this one for it; say that it was interrupted (an earlier process began it and died); say that it
- * was signed before this ledger began, or too long ago for it to know, so that it may have been taken (whoever signs it
- * anew with a nonce above `nonce` is believed); refuse it for now, there is no room to remember it.
+ * The decision of a ledger about a request, by `kind`:
+ *
+ * - `new`: run it.
+ * - `running`: ignore it, it runs already.
+ * - `answered`: send the stored `answer` again; `sent` tells whether it was sent before.
+ * - `old`: ignore it, its message was taken before.
+ * - `differs`: refuse it, the id stands for another request of this key.
+ * - `taken`: ignore it, another key waits for an answer under this id in the same mailbox and would take this one for it.
+ * - `interrupted`: answer so, for an earlier process began it and died.
+ * - `before`: it was signed before this ledger began, or too long ago for it to know, so it may have run. Signed again
+ *   with a nonce above `nonce`, it is accepted.
+ * - `full`: refuse it for now, there is no room to remember it; `retryAfterMs` in milliseconds.
  */
 export type Verdict =
   | { kind: 'new' | 'running' | 'old' | 'differs' | 'taken' | 'interrupted' }
@@ -61,43 +78,50 @@ export type Verdict =
 export interface Admission {
   /** False for a message that was taken before: its notifications must not run again. */
   fresh: boolean;
-  /** One for each request, in order. Those that are `new` count as begun from now on. */
+  /** One decision for each request, in order. Requests that are `new` count as begun. */
   verdicts: Verdict[];
 }
 
-/** A store of requests and answers. Times are the clock's, ms. */
+/**
+ * A store of requests and answers, by which a server runs no request twice: {@link memoryLedger}, {@link fileLedger}, or
+ * your own. Times are in milliseconds since the epoch. If `admit` or `pass` throws, the server ends.
+ */
 export interface Ledger {
   /**
-   * Takes a message: decides and remembers, durably where the ledger is durable, before any handler may run. Decisions
-   * are taken in the order of the calls.
+   * Decides about a message and remembers it, before any handler runs; a durable ledger writes it down first. Decisions
+   * are made in the order of the calls.
    */
   admit(message: LedgerMessage, now: number): Admission | Promise<Admission>;
-  /** Keeps the answer of a request that was begun. */
+  /** Keeps the answer to a request that was begun. `id` is JSON text. */
   answer(from: string, id: string, answer: string): void | Promise<void>;
-  /** The answer was sent; a repeat after a restart need not send it unasked. */
+  /** Remembers that the answer was sent, so that it need not be sent unasked after a restart. */
   sent(from: string, id: string): void | Promise<void>;
   /** Forgets a request that was begun and of which nothing was executed. */
   forget(from: string, id: string): void | Promise<void>;
-  /** Tells what time it is; a server does so twice a minute. */
+  /** Tells the time. A server calls it twice a minute. */
   pass?(now: number): void;
+  /** Releases what the ledger holds. A server never calls it: its owner does, after the server has ended. */
   close?(): void | Promise<void>;
 }
 
 /**
- * Bounds of a ledger. When one is reached, new requests are refused: nothing is dropped that keeps a handler from running
- * twice. One key can take a quarter of each, and all keys together that were never answered three quarters.
+ * Limits of a ledger. When one is reached, new requests are refused (error 1002); nothing is dropped that keeps a handler
+ * from running twice. One key can take a quarter of each; all keys that were never answered, three quarters together.
  */
 export interface LedgerLimits {
   /**
-   * How long an answer is kept for repeats of its request, ms; default 600,000. Afterwards a newly signed one is a new
-   * request. Only time in which the ledger is in use counts.
+   * How long an answer is kept for repeats of its request, in milliseconds; default 600,000. A request that is signed
+   * again later is a new one. Only time in which the ledger is in use counts.
    */
   windowMs?: number;
-  /** Most requests remembered; default 65,536. */
+  /** The most requests remembered; default 65,536. */
   entries?: number;
-  /** Most characters of ids and answers kept; default 64 Mi. */
+  /** The most characters of ids and answers kept; default 67,108,864. */
   chars?: number;
-  /** Most (key, room) pairs whose nonces are guarded one by one; default 65,536. When there are more, those idle for ten minutes share one guard. */
+  /**
+   * The most pairs of key and room whose nonces are guarded separately; default 65,536. Beyond it, pairs that have been
+   * idle for ten minutes share one guard.
+   */
   floors?: number;
 }
 
@@ -106,9 +130,9 @@ export interface Entry {
   readonly from: string;
   readonly digest: string;
   readonly reply: string | undefined;
-  /** When it was begun; from its answer on, when that was kept. In the ledger's own time. */
+  /** When it was begun or, once it is answered, when its answer was kept; in the ledger's own time. */
   readonly since: number;
-  /** Characters it is charged with. */
+  /** The characters it is charged with. */
   readonly chars: number;
   /** Undefined while it runs. */
   answer?: string;
@@ -119,38 +143,38 @@ export interface Entry {
 }
 
 /**
- * Time in which a pair of key and room must be silent before its guard is merged with others, ms: where its nonce tells the
- * time, which they all then have in common, and where it does not.
+ * For how long a pair of key and room must be idle before its floor is merged with others, ms. Nonces that tell the time
+ * can be merged early, since time is common to all; other nonces, late.
  */
 const FLOOR_MS = 600_000;
 const ODD_FLOOR_MS = 86_400_000;
-/** Most that passes between two looks at the clock, ms. */
+/** The most time that counts as passed between two looks at the clock, ms. */
 const MAX_STEP_MS = 60_000;
-/** How long after its answer was sent an id is still its asker's alone, ms: for as long as others may have been asking. */
+/** How long after its answer was sent an id is reserved for its asker, ms: for as long as another key may be asking. */
 const HOLD_MS = 60_000;
-/** How much older than the ledger a message may be by its nonce, ms: so long may a write take, or a clock be behind. */
+/** How much older than the ledger a message may be by its nonce, ms: a write may take that long, or a clock be behind. */
 const BEFORE_MS = 60_000;
-/** Nonces that tell the time in ms, as those of most signers do; a counter, or a finer clock, tells nothing. */
+/** The range of nonces that tell the time in ms, as most signers' do. A counter or a finer clock is outside of it. */
 const TIMES = [1_000_000_000_000n, 10_000_000_000_000n] as const;
 
 /**
- * The rules and the bounds, in memory. A durable ledger feeds its log through the same object.
+ * The rules and limits, in memory. A durable ledger replays its log through the same object.
  *
  * @internal
  */
 export class LedgerState implements Ledger {
   protected readonly limits: Required<LedgerLimits>;
-  /** In the order in which their answers were kept, those that run first: expiry walks from the front. */
+  /** In the order in which they were begun or answered: expiry starts at the front. */
   protected readonly entries: Map<string, Entry> = new Map();
-  /** The key that asked, by place of the answer and id. */
+  /** The key that asked, by reply mailbox and id. */
   readonly #askers: Map<string, string> = new Map();
   protected readonly perKey: Map<string, { entries: number; chars: number }> = new Map();
-  /** Last nonce of each key and room, and when it was seen; in the order of use. */
+  /** The last nonce of each key and room, and when it was seen; in the order of use. */
   protected readonly floors: Map<string, { nonce: bigint; since: number }> = new Map();
-  /** Highest nonce among the floors that were let go: whoever has none of his own must be above it. */
+  /** The highest nonce of the floors that were merged: keys without a floor of their own must be above it. */
   protected letGo = -1n;
   #chars = 0;
-  /** The ledger's own time, ms: forward only, and in small steps, so that a clock that is set makes nothing expire. */
+  /** The ledger's own time, ms: it only rises, in small steps, so that setting the clock makes nothing expire. */
   time = 0;
   #now: number | undefined;
 
@@ -164,7 +188,7 @@ export class LedgerState implements Ledger {
     };
   }
 
-  /** Number of things held, for those who watch bounds. */
+  /** How much is held, for those who watch the limits. */
   get size(): { entries: number; keys: number; floors: number; chars: number } {
     return {
       entries: this.entries.size,
@@ -197,13 +221,13 @@ export class LedgerState implements Ledger {
     const own = this.floors.get(name)?.nonce;
     const fresh = m.nonce === undefined || nonce > (own ?? this.letGo);
     const start = fresh ? this.#startOf(nonce, m) : undefined;
-    // Below a guard that is not its own, it may as well be of somebody whose clock is behind.
+    // Below the common floor, the message may be old, or its sender's clock may be behind: it can be signed again.
     const after = start ?? (!fresh && own === undefined && nonce >= 0n ? String(this.letGo + 1n) : undefined);
     if (after !== undefined) {
       return { fresh: false, verdicts: m.requests.map((request) => this.#known(m.from, request, after)) };
     }
     if (fresh && m.nonce !== undefined && !m.passing) {
-      // Guards that cannot be merged soon get no more than half.
+      // Floors that cannot be merged soon get no more than half of the places.
       const max = mostFor(m.rank ?? 0, nonce > now ? floors / 2 : floors);
       if (own === undefined && this.floors.size >= max && !this.#letOneGo(now)) {
         return { fresh: false, verdicts: m.requests.map(() => ({ kind: 'full', retryAfterMs: windowMs / 10 })) };
@@ -214,8 +238,9 @@ export class LedgerState implements Ledger {
   }
 
   /**
-   * A nonce that will do, if this one tells that its message was signed before the ledger began, or while it missed some.
-   * Reckoned back from when the message came: no clock of ours is compared with anybody's.
+   * If a nonce tells that its message was signed before the ledger began, or while the ledger missed messages: one that
+   * would be accepted. Computed from when the message came, by the service's clock; our own clock is not compared with
+   * any other.
    */
   #startOf(nonce: bigint, { at, after = 0 }: LedgerMessage): string | undefined {
     if (nonce < TIMES[0] || nonce >= TIMES[1]) return undefined;
@@ -224,23 +249,26 @@ export class LedgerState implements Ledger {
     return String(Math.max(Math.floor(after), start - BEFORE_MS / 2));
   }
 
-  /** Of a message from before: what is known of a request all the same, as it was asked again since. */
+  /**
+   * The verdict on a request that may have run before this ledger: what is known if it was asked again since, else
+   * `before`.
+   */
   #known(from: string, request: LedgerRequest, nonce: string): Verdict {
     return this.entries.has(`${from} ${request.id}`) ? this.#begin(from, request, false) : { kind: 'before', nonce };
   }
 
   protected raise(name: string, nonce: bigint): void {
-    // Set anew, so that the order of the map is that of use.
+    // Deleted first, so that the map is in the order of use.
     this.floors.delete(name);
     this.floors.set(name, { nonce, since: this.time });
   }
 
-  /** Merges a guard that was not used for long enough with the common one. */
+  /** Merges a floor that has been idle for long enough with the common one; false if there is none. */
   #letOneGo(now: number): boolean {
     for (const [name, { nonce, since }] of this.floors) {
       const silent = this.time - since;
       if (silent < FLOOR_MS) return false;
-      // A nonce that no clock gave locks out only the key that used it; it must not lock out others.
+      // A nonce that is ahead of the clock must not become part of the common floor: it would lock others out.
       const isOdd = nonce > now;
       if (isOdd && silent < ODD_FLOOR_MS) continue;
       this.floors.delete(name);
@@ -277,22 +305,22 @@ export class LedgerState implements Ledger {
   }
 
   /**
-   * Whether an answer to `from` under this id cannot be taken by another key for its own, in that place; if so it is the
-   * one that cannot be disturbed from now on.
+   * Whether no other key can take an answer to `from` under this id, in that mailbox, for its own. If so, the id is
+   * reserved for `from` from now on.
    */
   #isOurs(from: string, id: string, reply: string | undefined): boolean {
     if (reply === undefined) return true;
     const place = `${reply} ${id}`;
     const holder = this.#askers.get(place);
     if (holder === undefined || holder === from) return true;
-    // Nobody can keep an id from others by having it answered long before they ask.
+    // Nobody can keep an id from others for ever by asking under it first.
     const sent = this.entries.get(`${holder} ${id}`)?.sent;
     if (sent === undefined || this.time - sent < HOLD_MS) return false;
     if (this.entries.has(`${from} ${id}`)) this.#askers.set(place, from);
     return true;
   }
 
-  /** Sets an entry, in the place of an earlier one of that name. */
+  /** Adds an entry, at the end, in place of an earlier one of that name. */
   protected put(from: string, id: string, digest: string, reply: string | undefined, answer?: string): Entry {
     const name = `${from} ${id}`;
     const old = this.entries.get(name);
@@ -335,12 +363,15 @@ export class LedgerState implements Ledger {
 }
 
 /**
- * A ledger that lives as long as the process. What an earlier process took it cannot know, so it believes nothing that
- * was signed before it began: a nonce that tells the time, as ours do, and a time more than a minute before the ledger's
- * beginning, is answered 1001 (`data.nonce` is one that would do), and {@link call} then signs anew. A caller whose
- * nonces are counters, or whose clock is finer than ms, is believed: what such a one signed can be made to run once more
- * by a stranger who fills the room until the service has forgotten it, after a restart. Where that matters use
- * {@link fileLedger}, which forgets no nonce.
+ * Makes a ledger that lives as long as the process. It is the default of {@link serve}.
+ *
+ * It cannot know what an earlier process took. A request whose nonce is a time in milliseconds, as this library's nonces
+ * are, more than a minute before the ledger began, is therefore answered with error 1001 and a nonce that would do
+ * (`data.nonce`); {@link call} then signs the request anew. Nonces that are counters, or times in a finer unit, are
+ * believed. After a restart, a stranger who fills the room until the service has forgotten such a message can have it run
+ * once more. Where that matters, use {@link fileLedger}, which forgets no nonce.
+ *
+ * @throws {@link TechnocoreError} `bad_option` if the limits have other members
  */
 export function memoryLedger(limits?: LedgerLimits): Ledger {
   return new LedgerState(limits);

@@ -1,8 +1,8 @@
 /**
- * How two agents come to a sealed channel. The one who begins writes its hello into a new room and sends the room's key
- * to the other's mailbox; the other writes its own hello into the room. Each signs who meets whom, where and under which
- * key, and both tokens: the frames that follow name their digest, so that whatever is replayed of an earlier meeting,
- * offers included, belongs to another session.
+ * How two agents come to a sealed channel. The first writes a hello into a new room and sends the room's key to the
+ * other's mailbox; the other writes its own hello into the room. Each hello signs who meets whom, where and under which
+ * key, and both sides' random tokens. The frames that follow name the digest of the tokens, so that anything replayed
+ * from an earlier meeting, offers included, belongs to another session.
  *
  * @module
  */
@@ -27,9 +27,9 @@ import { Regulars } from './turns.ts';
 const HELLO = 'hello/1';
 
 interface Hello {
-  /** Token of the one who began. */
+  /** The token of the side that began. */
   begun: string;
-  /** Token of the one who answered; {@link NONE} in the first hello. */
+  /** The token of the side that answered; {@link NONE} in the first hello. */
   answered: string;
 }
 
@@ -43,7 +43,7 @@ function sayHello(seal: Seal, to: string, hello: Hello, o: SendOptions): Promise
   return seal.say(HELLO, to, (nonce) => `${hello.begun} ${hello.answered} ${sig(nonce)}`, o);
 }
 
-/** The hello of `peer` to us that a message holds. */
+/** The hello from `peer` to us in a message. */
 function helloIn(seal: Seal, m: Incoming, peer: string): Hello | undefined {
   if (m.from !== peer) return undefined;
   const { kind, fields } = seal.open(m) ?? {};
@@ -58,26 +58,48 @@ function sessionOf({ begun, answered }: Hello): string {
   return toBase64url(sha256(utf8(`${begun} ${answered}`)).subarray(0, 12));
 }
 
-/** Rooms in which strangers neither look nor decide, and whose messages stay. */
+/** True for rooms that are not listed, that nobody owns, and whose messages do not expire. */
 function isMeetingRoom(room: string): boolean {
   const { p, d, e } = roomClasses(room);
   return p && !d && !e;
 }
 
 /**
- * Opens a sealed channel to a DID, which must be accepting ({@link acceptSealed}): seals a new room's key to the key that
- * the DID signed, delivers the offer to its mailbox, and resolves once it has proved itself in the room. Nobody else can
- * be at the other end, and nothing of an earlier channel counts in this one. Costs two writes and a new room; keep the
+ * Opens an end-to-end encrypted channel to a DID, for {@link call}. The other side must be running {@link acceptSealed},
+ * and must have published its mailbox and key with {@link publishIdentity}. Nobody but that DID can be at the other end,
+ * and nothing that is replayed from an earlier channel counts in this one. It costs two writes and a new room: keep the
  * channel for many calls.
  *
- * @param o `timeoutMs`: default 30,000; `key`, `room`: of an earlier meeting of the two, to do without a new room
- * @throws BadName not a did:key, or a room that is not private
- * @throws BadKey the DID has published no signed key and mailbox
- * @throws CallTimeout it did not answer in time
- * @throws whatever {@link Signer.say} throws; the signal's reason
+ * @param did the `did:key` of the other side
+ * @param signer the key of this side
+ * @param o `timeoutMs`: how long to wait for the other side, in milliseconds; default 30,000. `key` and `room`: of an
+ * earlier channel between the two, to save the new room
+ * @returns the channel, once the other side has proved itself
+ * @throws {@link BadName} if it is not a `did:key`, or if `room` is not a `p-` room
+ * @throws {@link BadKey} if the DID has not published a signed key and mailbox
+ * @throws {@link CallTimeout} if the other side does not answer in time
+ * @throws what {@link Signer.say} throws
+ * @throws the signal's reason when it aborts
  * @example
- * const bob = await connectSealed(bobDid, me);
- * await call(bob, 'add', { a: 1, b: 2 }, me);
+ * ```ts
+ * import { acceptSealed, call, connectSealed, methods, publishIdentity, serve, Signer } from 'technocore-rpc';
+ *
+ * const [ada, bob, stop] = [Signer.generate(), Signer.generate(), new AbortController()];
+ * const { signal } = stop;
+ *
+ * // Bob's program
+ * methods.set('add', ({ a, b }) => a + b);
+ * await publishIdentity(bob, { mailbox: 'mb-p-bob-5c20' });
+ * await new Promise<void>((onReady) => {
+ *   void acceptSealed('mb-p-bob-5c20', bob, (channel, signal) => serve(channel, bob, { signal }), { signal, onReady });
+ * });
+ *
+ * // Ada's program, which knows Bob's DID
+ * const channel = await connectSealed(bob.did, ada);
+ * console.log(await call(channel, 'add', { a: 1, b: 2 }, ada)); // 3
+ *
+ * stop.abort();
+ * ```
  */
 export async function connectSealed(
   did: string,
@@ -135,52 +157,67 @@ export async function connectSealed(
 
 /** Options of {@link acceptSealed}. */
 export interface AcceptOptions extends Options {
-  /** Of the X25519 key that the identity note names, 32 bytes; default: that of {@link identityKeys}. */
+  /** The X25519 private key of the published key, 32 bytes. Default: that of {@link identityKeys}. */
   privateKey?: Uint8Array;
-  /** Who may come; default: everybody. */
+  /** Who may open a channel, by DID. Default: everybody. */
   allow?: (from: string) => boolean | Promise<boolean>;
-  /** Most sessions at a time; default 8. Each reads a room of its own, and the service holds four reads of an address. */
+  /**
+   * The most channels at a time; default 8. Each reads a room of its own, and the public service holds four reads of an
+   * address at a time.
+   */
   sessions?: number;
-  /** How long a session lasts in which the other side says nothing, ms; default 600,000. */
+  /** After how much silence of the other side a channel is ended, in milliseconds; default 600,000. */
   idleMs?: number;
-  /** Called once offers are taken. */
+  /** Called once no later offer can be missed. */
   onReady?: () => void;
 }
 
-/** Offers that are looked into at a time. */
+/** The most offers that are answered at a time. */
 const MAX_MEETING = 16;
-/** Offers remembered, so that a copy is not looked into again. */
+/** How many offers are remembered, so that a copy is not answered. */
 const MAX_OFFERS = 1024;
-/** Sessions of one DID: after a crash the earlier ones linger. */
+/** The most sessions of one DID: after a crash, earlier ones linger. */
 const PER_PEER = 2;
-/** A session that was silent for so long may be given up for somebody else's, ms; so may any that lasted for so long. */
+/** After how much silence a session may be given up for another DID's, ms. */
 const SILENT_MS = 60_000;
+/** After how long any session may be, ms. */
 const LASTED_MS = 120_000;
-/** How often it is looked whether sessions are silent, ms. */
+/** How often sessions are checked for silence, ms. */
 const LOOK_MS = 10_000;
 
 interface Session {
   readonly line: SealedLine;
   readonly peer: string;
   readonly stop: AbortController;
-  /** How early its peer came, among all. */
+  /** How early its peer was first heard, among all. */
   readonly rank: number;
-  /** How long it lasts, and how long nothing was heard in it, ms slept: clocks get set. */
+  /** How long it has lasted, ms. Counted by sleeping, since clocks get set. */
   lasted: number;
+  /** How long nothing was heard in it, ms. */
   silent: number;
 }
 
 /**
- * Takes the offers that come to a mailbox, and meets those who make them: `run` gets a channel to each that has proved
- * itself, and a signal that ends with the session; the session lasts until what `run` returns settles. Other messages in
- * the mailbox are left alone, so it can be served as well.
+ * Accepts end-to-end encrypted channels: answers the offers that {@link connectSealed} sends to a mailbox, until
+ * `o.signal` aborts. Other messages in the mailbox are ignored, so it can be served as well.
  *
- * @returns resolves after `o.signal` aborts and all sessions have ended
- * @throws BadName not a mailbox
- * @throws what opening and reading the mailbox throws, when it cannot be waited out
+ * @param mailbox the mailbox that this signer has published with {@link publishIdentity}
+ * @param signer the key of this side
+ * @param run called with the channel to each DID that has proved itself, and a signal that aborts when the session ends.
+ * The session lasts until what it returns settles
+ * @param o who may come, how many at a time, and for how long
+ * @returns resolves after the signal has aborted and all sessions have ended
+ * @throws {@link BadName} if it is not a mailbox
+ * @throws {@link BadKey} if no signer is given
+ * @throws what opening and reading the mailbox throws, unless it is transient
  * @example
- * await publishIdentity(me, { mailbox });
- * await acceptSealed(mailbox, me, (channel, signal) => serve(channel, me, { methods, signal }), { signal });
+ * ```ts
+ * import { acceptSealed, publishIdentity, serve, Signer } from 'technocore-rpc';
+ *
+ * const signer = await Signer.fromDir();
+ * await publishIdentity(signer, { mailbox: 'mb-p-vault-5c20' });
+ * await acceptSealed('mb-p-vault-5c20', signer, (channel, signal) => serve(channel, signer, { signal }));
+ * ```
  */
 export async function acceptSealed(
   mailbox: string,
@@ -216,7 +253,7 @@ class Acceptor implements Listener {
   readonly #offers = new Map<string, true>();
   readonly #sessions = new Set<Session>();
   readonly #tasks = new Set<Promise<void>>();
-  /** Who talked to us before whom. */
+  /** Which DIDs talked to us, and in which order they first did. */
   readonly #regulars: Regulars;
   #meeting = 0;
   #closed = false;
@@ -246,7 +283,7 @@ class Acceptor implements Listener {
   }
 
   gap(gap: RingGap): void {
-    // Lost offers are for their makers to repeat.
+    // Those who made lost offers may repeat them.
     this.#t.onEvent({ kind: 'lost', room: this.#mailbox, gap });
   }
 
@@ -334,7 +371,7 @@ class Acceptor implements Listener {
     session.stop.abort();
   }
 
-  /** Ends a session whose other side fell silent. */
+  /** Ends a session when its other side has been silent for too long. */
   async #watch(session: Session): Promise<void> {
     const { line, peer, stop } = session;
     const idleMs = this.#o.idleMs ?? 600_000;
@@ -351,7 +388,7 @@ class Acceptor implements Listener {
     }
   }
 
-  /** Makes room for one more session of `peer`, if that is fair to the others. */
+  /** Makes room for one more session of `peer`, by giving up another one if that is fair. */
   #makeRoom(peer: string): boolean {
     const all = [...this.#sessions].sort((a, b) => b.silent - a.silent);
     const own = all.filter((session) => session.peer === peer);
@@ -365,8 +402,9 @@ class Acceptor implements Listener {
   }
 
   /**
-   * The session to give up for one of `peer`: a silent one, or that of a later comer, or one of several of a key, or one that
-   * lasts for long. So those who were there first are not locked out by keys made in a hurry, nor anybody for ever.
+   * The session to give up for one of `peer`: a silent one, one of a DID that came later, one of several of a DID, or one
+   * that has lasted long. So new keys, which cost nothing, cannot lock out those who were there first, and nobody is
+   * locked out for ever.
    */
   #givesWay(all: Session[], peer: string): Session | undefined {
     const [first] = all;

@@ -1,6 +1,6 @@
 /**
- * Where answers may go. A request names its reply room, and could name somebody else's: so answers go to mailboxes only,
- * never to the one that is served, and only a few to a room in which the caller's key was never seen.
+ * Where answers may go. A request names its reply room, and could name somebody else's. So answers go to mailboxes only,
+ * never to the one that is served, and only a few go to a room in which the caller's key was never seen.
  *
  * @module
  */
@@ -13,42 +13,50 @@ import { readView } from './rooms.ts';
 import type { Regulars } from './turns.ts';
 import { Workers } from './workers.ts';
 
-/** Bounds on answers that may hit somebody who did not ask. */
+/**
+ * Limits of a server on answers to mailboxes in which the caller's key never wrote: they may belong to somebody who did
+ * not ask.
+ */
 export interface ReplyLimits {
-  /** Answers a day to one room in which the caller's key never wrote; default 10. */
+  /** The most answers a day to one such mailbox; default 10. */
   unprovedPerDay?: number;
-  /** Answers a day to all such rooms that one key names; default 30. */
+  /** The most answers a day to all such mailboxes that one key names; default 30. */
   unprovedPerKey?: number;
-  /** Reply rooms a day that we create by answering; the service grants an address 20; default 5. */
+  /**
+   * The most mailboxes a day that are created by answering; default 5. The public service grants an address 20 new rooms.
+   */
   newRoomsPerDay?: number;
 }
 
 const DAY_MS = 86_400_000;
-/** How long it stands which mailbox an identity names, ms. */
+/** How long it is remembered which mailbox an identity names, ms. */
 const NAMED_MS = 60_000;
-/** How long a look into a reply room stands, ms. */
+/** How long it is remembered that a key was seen in its reply room, ms. */
 const PROVED_MS = 3_600_000;
-/** Rooms and keys remembered of each kind. What is forgotten is looked up again. */
+/** How many rooms and keys of each kind are remembered. What is forgotten is looked up again. */
 const MAX_KNOWN = 4096;
 
 /**
- * Looks at a time, and such that wait for their turn: enough for whoever comes, and so few that the reading of the mailbox,
- * which shares the budget with them, never waits for more than these.
+ * The most lookups at a time. They share the read budget with the reading of the mailbox, which never has to wait for
+ * more than these.
  */
 const LOOKS = 2;
+/** The most lookups that wait. */
 const MAX_LOOKS = 256;
-/** How long a look may take, waiting included, ms: whoever asked does not wait for longer. */
+/** How long a lookup may take, waiting included, ms: the caller does not wait for longer. */
 const LOOK_MS = 15_000;
-/** Looks a day into rooms in which the key that names them never wrote. */
+/** The most lookups a day in rooms in which the key that names them never wrote. */
 const LOOKS_PER_KEY = 60;
 
-/** @internal Counts per key and day. */
+/** @internal Counts by key and day. */
 export class Daily {
   readonly #counts = new Map<string, { day: number; count: number }>();
   readonly #forgets: boolean;
   readonly #max: number;
 
-  /** @param forgets what happens when there are too many: the oldest is counted anew, or nothing new is allowed today */
+  /**
+   * @param forgets when there are too many keys: whether the oldest count is forgotten, or no new key is allowed today
+   */
   constructor(forgets: boolean, max: number = MAX_KNOWN) {
     this.#forgets = forgets;
     this.#max = max;
@@ -60,7 +68,7 @@ export class Daily {
     if (entry) entry.count--;
   }
 
-  /** Counts one more, unless that would pass `limit`. */
+  /** Counts one more and returns true, unless that would exceed `limit`. */
   take(key: string, limit: number, now: number): boolean {
     const day = Math.floor(now / DAY_MS);
     const entry = this.#counts.get(key);
@@ -89,12 +97,12 @@ export class ReplyRooms {
   readonly #ofKey = new Daily(false);
   readonly #created = new Daily(false);
   readonly #looked = new Daily(true);
-  /** Looks of one key, one after the other. */
+  /** Runs the lookups of one key one after the other. */
   readonly #lanes = new Lanes();
-  /** Looks of all keys. */
+  /** Limits the lookups of all keys. */
   readonly #looks: Workers;
 
-  /** @param regulars who is not to wait for newcomers */
+  /** @param regulars the keys that do not have to wait for new ones */
   constructor(t: Transport, served: string, limits: ReplyLimits = {}, regulars?: Regulars) {
     this.#t = t;
     this.#served = served;
@@ -102,15 +110,15 @@ export class ReplyRooms {
     this.#limits = { unprovedPerDay: 10, unprovedPerKey: 30, newRoomsPerDay: 5, ...limits };
   }
 
-  /** A room that answers may go to at all. */
+  /** True for a room to which answers may go at all. */
   #allowed(room: unknown): room is string {
     return isMailbox(room) && room !== this.#served;
   }
 
   /**
-   * The room for the answer to `from`: the one the request names, else the one of the key's signed identity record, else
-   * the one it used last, else the unsigned one of its identity note. Undefined when there is none, and when the one that
-   * the request names cannot be: no other is tried then.
+   * The room for the answer to `from`: the one that the request names; else that of the key's signed identity record,
+   * else the one it used last, else the unsigned one of its identity note. Undefined if there is none, or if the one that
+   * the request names is not allowed.
    */
   async find(from: string, named: unknown): Promise<string | undefined> {
     if (named !== undefined) {
@@ -124,15 +132,18 @@ export class ReplyRooms {
     const identity = await this.#look(from, (signal) => resolveIdentity(from, { ...this.#t, signal }));
     const room = (identity?.signed ? identity.mailbox : undefined) ?? this.#last.get(from) ?? identity?.mailbox;
     const found = this.#allowed(room) ? room : undefined;
-    // Not for long: an identity may be published at any time, and found missing again by one read.
+    // Not for long: an identity may be published at any time.
     remember(this.#named, from, { room: found, until: now + NAMED_MS }, MAX_KNOWN);
     return found;
   }
 
-  /** Whether one more answer to `from` may go to `room`, and whether that surely is its own; counts it where it is not. */
+  /**
+   * Whether one more answer to `from` may go to `room`: `proved` if the room is its own; `unproved` if that is not known
+   * and the limits allow it, which counts; else undefined.
+   */
   admits(from: string, room: string): Promise<'proved' | 'unproved' | undefined> {
     if (this.#isProved(from, room)) return Promise.resolve('proved');
-    // Whatever a key names, its looks take no more of the read budget than one at a time.
+    // Whatever rooms a key names, one lookup at a time is made for it.
     return this.#lanes.run(from, async () => {
       if (this.#isProved(from, room)) return 'proved';
       const now = this.#t.clock.now();
@@ -155,9 +166,9 @@ export class ReplyRooms {
   }
 
   /**
-   * Looks something up for a key, when it is its turn.
+   * Looks something up for a key, when its turn comes.
    *
-   * @throws TechnocoreError `busy`: too many looks wait, or they take too long
+   * @throws {@link TechnocoreError} `busy` if too many lookups wait, or take too long
    */
   async #look<T>(from: string, run: (signal: AbortSignal) => Promise<T>): Promise<T> {
     const { signal, end } = within(this.#t, LOOK_MS);
@@ -175,7 +186,7 @@ export class ReplyRooms {
     const name = `${from} ${room}`;
     const now = this.#t.clock.now();
     if ((this.#proved.get(name) ?? 0) <= now) return false;
-    // Its line sinks out of sight under the answers; who goes on asking need not prove himself again.
+    // Prolonged by use: the key's line in the room may be out of sight by now, among the answers.
     remember(this.#proved, name, now + PROVED_MS, MAX_KNOWN);
     return true;
   }

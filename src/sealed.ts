@@ -1,10 +1,10 @@
 /**
  * Sealed rooms as channels: `serve` and `call` over lines that the operator cannot read.
  *
- * The convention's lines have no associated data, so whoever can write to the room can copy one: under another name, to
- * another place, a second time. Each text in a sealed channel therefore begins with a line that says who wrote it, for
- * whom, in which room and under which nonce of its sender, and counts only in the message that is exactly that. The
- * service takes a nonce of a key in a room once, and rising; so does the reader.
+ * The lines of the `technocore-e2e-v1` convention have no associated data, so whoever can write to the room can copy one:
+ * under another name, to another place, or a second time. Each text in a sealed channel therefore begins with a line that
+ * says who wrote it, for whom, in which room and under which nonce, and counts only in a message of which all that is
+ * true. The service accepts a nonce of a key in a room once, and rising; so does the reader.
  *
  * @module
  */
@@ -24,36 +24,37 @@ import { type ChunkSeal, type Spill, spillOf } from './spill.ts';
 
 /** The first line of a sealed text, by its fields: `frame/1 alice bob p-room 1700 … 1700 1/1`. */
 const FRAME = 'frame/1';
-/** In place of the recipient: all members. In place of the session: none. */
+/** In place of the recipient: all members. */
 const ALL = '*';
+/** In place of the session: none. */
 export const NONE = '-';
 
-/** What the first line of a part takes at most: two DIDs, a room, two nonces, a session and the part's number. */
+/** The most bytes of the first line of a part: two DIDs, a room, two nonces, a session and the part's number. */
 const HEAD_BYTES = 256;
 const PART_BYTES = MAX_SEALED - HEAD_BYTES;
-/** Frames of which parts are missing. */
+/** The most frames that wait for further parts. */
 const MAX_PENDING = 64;
-/** Members whose nonces are remembered one by one. */
+/** The most members whose nonces are remembered one by one. */
 const MAX_FLOORS = 4096;
-/** Frames kept for a session that nobody listens to yet. */
+/** The most frames that are kept for a session to which nobody listens yet. */
 const MAX_BACKLOG = 256;
 const NONCE_BYTES = 12;
 
-/** A line that opened and is what its message says. */
+/** A line that was decrypted, and whose head matches its message. */
 export interface Opened {
   kind: string;
-  /** Fields of the first line after the four that every kind has. */
+  /** The fields of the head that depend on the kind, after the recipient. */
   fields: string[];
   text: string;
 }
 
-/** @internal A room, a key and who is at this end: all that is needed to write lines and to check them. */
+/** @internal A room, its key and the signer of this side: all that it takes to write lines and to check them. */
 export class Seal {
   readonly room: string;
   readonly signer: Signer;
   readonly t: Transport;
   readonly #key: Uint8Array;
-  /** Digest of the key, for signatures that bind it. */
+  /** The digest of the key, for signatures that cover it. */
   readonly keyId: string;
 
   constructor(t: Transport, room: string, key: Uint8Array, signer: Signer) {
@@ -73,7 +74,7 @@ export class Seal {
     return saySigned(t, signer, room, line, o.signal, o.deadline);
   }
 
-  /** What a message holds for us, if its line opens and was made for exactly this message. */
+  /** What a message holds for us, if its line can be decrypted and was made for exactly this message. */
   open(m: Incoming): Opened | undefined {
     let plain: string;
     try {
@@ -90,7 +91,9 @@ export class Seal {
     return { kind: kind!, fields: [to, ...fields], text: end < 0 ? '' : plain.slice(end + 1) };
   }
 
-  /** Seals what is put into notes, which no line of the room can be taken for, nor they for a line. */
+  /**
+   * Encrypts chunks for notes. The associated data keeps them and the lines of the room from being taken for each other.
+   */
   get chunks(): ChunkSeal {
     const aead = aesGcm(this.#key);
     const what = utf8('technocore-rpc/spill');
@@ -106,7 +109,7 @@ export class Seal {
     };
   }
 
-  /** Tells why a message counts for nothing. */
+  /** Emits an event about a message that is ignored. */
   refuse(m: Incoming, reason: string): undefined {
     return drop(this.t, 'refused', m, { reason });
   }
@@ -114,9 +117,11 @@ export class Seal {
 
 // --- the channel ------------------------------------------------------------------------------------------------
 
-/** A channel whose lines the operator cannot read. */
+/**
+ * A channel through a sealed room, whose lines the operator cannot read: from {@link sealed} or {@link connectSealed}.
+ */
 export interface SealedChannel extends Channel {
-  /** The DID at the other end; undefined in a group. */
+  /** The DID at the other end; undefined for a group. */
   readonly peer: string | undefined;
 }
 
@@ -131,14 +136,14 @@ export class SealedLine implements SealedChannel {
   readonly #feed: Feed;
   /** Each message is opened once, however many listen. */
   readonly #opened = new WeakMap<Incoming, Incoming | undefined>();
-  /** Highest nonce taken of each member. */
+  /** The highest nonce accepted of each member. */
   readonly #floors = new Map<string, bigint>();
   #letGo = -1n;
   readonly #pending = new Map<string, string[]>();
   #backlog: Incoming[] | undefined;
   #release: (() => void) | undefined;
   #history: Promise<void> | undefined;
-  /** Parts of frames that came. */
+  /** Counts the parts of frames that came. */
   heard = 0;
 
   constructor(seal: Seal, peer: string | undefined, session: string) {
@@ -172,7 +177,7 @@ export class SealedLine implements SealedChannel {
   }
 
   async listen(listener: Listener, signal?: AbortSignal): Promise<() => void> {
-    // A session is new to both ends. The key of a room that is older also opens what was said before: none of it is new.
+    // A session is new to both ends. In an older room, what was written before is read first: none of it is new.
     if (this.#session === NONE) await orAbort((this.#history ??= this.#readHistory()), signal);
     for (const m of this.#backlog?.splice(0) ?? []) listener.message(m);
     this.#backlog = undefined;
@@ -182,7 +187,7 @@ export class SealedLine implements SealedChannel {
     return listening;
   }
 
-  /** Keeps what comes until somebody listens. */
+  /** Keeps what comes from a place on, until somebody listens. */
   async hold(from: Place): Promise<void> {
     const backlog: Incoming[] = (this.#backlog = []);
     const keep: Listener = {
@@ -196,7 +201,7 @@ export class SealedLine implements SealedChannel {
     this.#release = await this.#feed.listen(this.#through(keep), { from });
   }
 
-  /** Stops keeping, if nobody ever listened. */
+  /** Stops keeping what comes, if nobody ever listened. */
   close(): void {
     this.#release?.();
     this.#release = undefined;
@@ -227,7 +232,7 @@ export class SealedLine implements SealedChannel {
     }
   }
 
-  /** The frame that a message completes, if it is one of this channel and new. */
+  /** The frame that a message completes, if it belongs to this channel and is new. */
   #open(m: Incoming): Incoming | undefined {
     if (m.from === this.self) return undefined;
     if (m.from === '' || m.nonce === undefined) return this.#seal.refuse(m, 'not signed');
@@ -248,14 +253,14 @@ export class SealedLine implements SealedChannel {
     if (nonce <= (this.#floors.get(from) ?? this.#letGo)) return false;
     const [, oldest] = this.#floors.entries().next().value ?? [];
     if (this.#floors.size >= MAX_FLOORS && !this.#floors.has(from)) {
-      // A nonce that no clock gave locks out only the key that used it.
+      // A forgotten member's nonce becomes a floor for all, unless it is ahead of the clock: it would lock others out.
       if (oldest! > this.#letGo && oldest! <= BigInt(Math.floor(this.#seal.t.clock.now()))) this.#letGo = oldest!;
     }
     remember(this.#floors, from, nonce, MAX_FLOORS);
     return true;
   }
 
-  /** The text of a frame when its last part has come; parts come in their order. */
+  /** The text of a frame once its last part has come. Parts come in order. */
   #joined(frame: string, i: number, count: number, part: string): string | undefined {
     if (count === 1) return part;
     const parts = this.#pending.get(frame) ?? [];
@@ -271,15 +276,34 @@ export class SealedLine implements SealedChannel {
 }
 
 /**
- * A room to which this signer and others hold the key, as a channel. Members trust each other: a service that keeps no
- * signatures could, together with one of them, put words into another's mouth.
+ * Makes a channel of a sealed room, for {@link serve} and {@link call}. All who hold the key are members, and must trust
+ * each other: together with one of them, a service that keeps no signatures could write in another member's name.
  *
- * @param key 32 bytes, copied
- * @param o `peer`: the only DID whose frames count, and for whom ours are; default, all members
- * @throws BadName, BadKey not a room name, not 32 bytes
+ * @param room the name of the room
+ * @param key the room key, 32 bytes; copied
+ * @param signer the key of this side
+ * @param o `peer`: the DID to which frames are addressed, and the only one whose frames count; default: all members
+ * @throws {@link BadName} if the room is not a name, or `peer` is not a `did:key`
+ * @throws {@link BadKey} if the key does not have 32 bytes, or no signer is given
  * @example
- * const { key, room } = await e2eOfferTo(bob, me);
- * await call(sealed(room, key, me, { peer: bob }), 'add', { a: 1, b: 2 }, me);
+ * ```ts
+ * import { call, methods, sealed, serve, Signer } from 'technocore-rpc';
+ *
+ * const [ada, bob, stop] = [Signer.generate(), Signer.generate(), new AbortController()];
+ * const { signal } = stop;
+ * // both have these from an offer: see e2eOfferTo and e2eAccept
+ * const [room, key] = [`p-${crypto.randomUUID()}`, crypto.getRandomValues(new Uint8Array(32))];
+ *
+ * // Bob's program
+ * methods.set('add', ({ a, b }) => a + b);
+ * await new Promise<void>((onReady) => void serve(sealed(room, key, bob), bob, { signal, onReady }));
+ *
+ * // Ada's program
+ * const channel = sealed(room, key, ada, { peer: bob.did });
+ * console.log(await call(channel, 'add', { a: 1, b: 2 }, ada)); // 3
+ *
+ * stop.abort();
+ * ```
  */
 export function sealed(
   room: string,

@@ -1,7 +1,7 @@
 /**
- * Texts too large for a message, in notes: chunks under a name that only their signer can tell beforehand,
- * and in their place a frame that says where they are, how long they are together, and their digest. Anybody who learns
- * the name can write there; what then does not fit the digest, which is signed with the frame, is no answer.
+ * Spilling: texts that are too long for a message go into notes, in chunks, under names that only their signer can
+ * predict. A frame in their place says where they are, how long they are together, and their digest. Anybody who learns
+ * the names can write there; what does not fit the digest, which is signed with the frame, counts for nothing.
  *
  * @module
  */
@@ -15,58 +15,62 @@ import { isName } from './names.ts';
 import { readNote, setNote } from './notes.ts';
 import type { Signer } from './signer.ts';
 
-/** Member of `params._meta` by which a caller says that it reads spilled answers. */
+/** The member of `params._meta` by which a caller says that it reads spilled answers. */
 export const SPILL_META = 'chat.technocore/spill';
-/** Member of the frame that stands for a spilled one. */
+/** The member of the frame that stands for a spilled one. */
 export const FRAME_MEMBER = 'chat.technocore/frame';
 
-/** Bytes that a note carries: 8,192 characters of base64url. */
+/** The bytes that a note carries: 8,192 characters of base64url. */
 const NOTE_BYTES = 6144;
-/** What sealing may add to a chunk. */
+/** The bytes that sealing adds to a chunk. */
 const SEAL_BYTES = 28;
 const CHUNK_BYTES = NOTE_BYTES - SEAL_BYTES;
+/** The most notes of one text. */
 const MAX_KEYS = 16;
-/** Most bytes that can be spilled. */
+/** The most bytes that can be spilled. */
 export const MAX_SPILLED: number = CHUNK_BYTES * MAX_KEYS;
 
-/** Sets of notes that one place takes in turn, so that the answers before this one can still be read. */
+/** The sets of notes that one place uses in turn, so that the answers before the last can still be read. */
 const SETS = 4;
-/** Places whose sets are remembered, and such that may be added a day: what is written stays for a week. */
+/** How many places have their sets remembered, and how many may be added a day: notes stay for a week. */
 const MAX_PLACES = 256;
 const DAY_MS = 86_400_000;
 
-/** How often the notes are read before what is missing counts as lost, and the pause between, ms. */
+/** How often notes are read before what is missing counts as lost. */
 const READS = 3;
+/** The pause between two readings, ms. */
 const AGAIN_MS = 400;
-/** Notes read at a time. */
+/** How many notes are read at a time. */
 const AT_ONCE = 4;
 
 /** Where a spilled text is. */
 export type SpillRef = { ns: string; keys: string[]; bytes: number; sha256: string };
 
-/** Makes chunks unreadable for others, for channels that seal. */
+/** Encrypts chunks, for channels that are encrypted. */
 export interface ChunkSeal {
   seal(chunk: Uint8Array): Uint8Array;
   open(sealed: Uint8Array): Uint8Array | undefined;
 }
 
-/** A way to send and receive texts that are too large for a message. */
+/** How a {@link Channel} sends and receives texts that are too long for a frame: through notes. */
 export interface Spill {
   /**
-   * Puts a text where the other side can read it.
+   * Stores a text where the other side can read it.
    *
-   * @throws what writing throws
+   * @returns a reference to it, which goes into a frame
+   * @throws what {@link setNote} throws; {@link TechnocoreError} `spill_full` if texts went to too many rooms today
    */
   put(text: string): Promise<Json>;
   /**
-   * Reads it there.
+   * Reads a text that the other side stored.
    *
-   * @throws TechnocoreError `spill_lost`: it is not there, or not as it was put
+   * @param ref the reference from the frame; a stranger's
+   * @throws {@link TechnocoreError} `spill_lost` if it is not there, or is not what was stored
    */
   get(ref: Json, signal?: AbortSignal): Promise<string>;
 }
 
-/** JSON text with what was escaped beyond ASCII as it is: a sixth of the length at best. */
+/** JSON text without the escapes for characters beyond ASCII: at best a sixth as long. */
 const compact = (text: string): string => (text.includes('\\u') ? JSON.stringify(JSON.parse(text)) : text);
 
 /** How many bytes a JSON text takes when it is spilled. */
@@ -74,7 +78,7 @@ export function spilledBytes(text: string): number {
   return utf8(compact(text)).length;
 }
 
-/** How many writes an answer takes: one, and where it is spilled one for each of its notes. */
+/** How many writes an answer takes: one, and if it is spilled one for each of its notes. */
 export function writesFor(text: string): number {
   return text.length <= MAX_TEXT ? 1 : 1 + Math.ceil(spilledBytes(text) / CHUNK_BYTES);
 }
@@ -82,7 +86,7 @@ export function writesFor(text: string): number {
 /** Runs one write in its turn: one at a time in a lane. */
 export type InTurn = (lane: string, write: () => Promise<void>) => Promise<void>;
 
-/** Where one signer puts what is too large. */
+/** Spills the texts of one signer. */
 export class Spills {
   readonly #t: Transport;
   readonly #signer: Signer;
@@ -100,10 +104,10 @@ export class Spills {
   }
 
   /**
-   * Puts a JSON text into notes for the readers of a place, one text of a place after the other.
+   * Puts a JSON text into notes for the readers of a place. The texts of one place are put one after the other.
    *
-   * @param place room in which their frame is going to stand
-   * @throws TechnocoreError `spill_full`: too many places today; what writing throws
+   * @param place the room in which the frame that stands for them will be written
+   * @throws {@link TechnocoreError} `spill_full` if too many places were added today; what writing throws
    */
   put(place: string, text: string, inTurn: InTurn = (_, write) => write()): Promise<SpillRef> {
     return this.#lanes.run(place, async () => {
@@ -130,14 +134,14 @@ export class Spills {
         throw new TechnocoreError('spill_full', 'too many reply rooms needed notes for long answers today');
       this.#added++;
     }
-    // A process before this one may have used any.
+    // An earlier process may have used any of the sets last.
     const set = known ?? Math.floor(randomFloat(this.#t.random) * SETS);
     remember(this.#sets, place, (set + 1) % SETS, MAX_PLACES);
     return set;
   }
 }
 
-/** A reference as far as we follow one. */
+/** The reference in a value, if it is one that we follow. */
 function refOf(ref: unknown): SpillRef | undefined {
   if (!isObject(ref)) return undefined;
   const { ns, keys, bytes, sha256: digest } = ref;
@@ -156,9 +160,10 @@ function refOf(ref: unknown): SpillRef | undefined {
 }
 
 /**
- * Reads a spilled text: at most sixteen notes, read again where they do not fit the digest, as a stale copy does not.
+ * Reads a spilled text from at most sixteen notes. They are read again if they do not fit the digest, since a cache may
+ * have shown an old one.
  *
- * @throws TechnocoreError `spill_lost`: they are not there, or hold something else; the signal's reason
+ * @throws {@link TechnocoreError} `spill_lost` if they are not there, or hold something else; the signal's reason
  */
 export async function readSpilled(t: Transport, ref: unknown, signal?: AbortSignal, seal?: ChunkSeal): Promise<string> {
   const known = refOf(ref);
