@@ -1,7 +1,7 @@
 /**
- * `Noise_IKpsk1_25519_ChaChaPoly_SHA256`, transcribed from the Noise Protocol Framework, revision 34: two messages after
- * which both ends hold one key per direction. The initiator knows the responder's static key beforehand; both know the
- * pre-shared key.
+ * `Noise_IKpsk1_25519_ChaChaPoly_SHA256`, transcribed from the Noise Protocol Framework, revision 34: two messages, after
+ * which both ends hold one key for each direction. The initiator knows the responder's static public key beforehand; both
+ * know the pre-shared key.
  *
  * @module
  */
@@ -9,44 +9,54 @@ import { concat, utf8 } from './bytes.ts';
 import { type Aead, chachaPoly, check32, hkdfSha256, hmacSha256, randomBytes, sha256, x25519 } from './crypto.ts';
 import { BadKey, BadNonce, DecryptError, HandshakeFailed } from './errors.ts';
 
-/** A static key pair: what a handshake needs of an identity. */
+/** An X25519 key pair (RFC 7748), as a handshake needs it: an {@link Identity}, or your own. */
 export interface KeyPair {
-  /** 32 bytes. */
+  /** The public key, 32 bytes. */
   readonly publicKey: Uint8Array;
-  /** The X25519 secret shared with `peer`, 32 bytes. */
+  /** Returns the secret shared with the public key `peer`, 32 bytes. */
   shared(peer: Uint8Array): Uint8Array;
 }
 
-/** What both ends bring to a handshake. */
+/** Options of a {@link Handshake}. */
 export interface HandshakeOptions {
-  /** The own static key pair. */
+  /** This end's static key pair. */
   identity: KeyPair;
-  /** Bytes that both ends must agree on, any number. */
+  /** Bytes that must be the same at both ends; any number of them. */
   prologue: Uint8Array;
   /** The pre-shared key, 32 bytes. */
   psk: Uint8Array;
-  /** The responder's static public key, 32 bytes: the initiator must know it. */
+  /** The responder's static public key, 32 bytes. Required for the initiator; the responder ignores it. */
   remote?: Uint8Array;
-  /** The own ephemeral private key, 32 bytes, for reproducible handshakes; default: drawn from `random`, as it must be. */
+  /** This end's ephemeral private key, 32 bytes, for tests. Default: taken from `random`, which is the only safe way. */
   ephemeral?: Uint8Array;
-  /** Source of random bytes; default: the platform's. */
+  /** The source of random bytes. Default: the platform's. */
   random?: (bytes: number) => Uint8Array;
 }
 
-/** What a finished handshake leaves: one key per direction. */
+/** The two keys of a finished handshake, in use: ChaCha20-Poly1305 without associated data. */
 export interface Transport {
   /**
-   * @param seq 0 to 2^64 - 2, and above every seq sealed before: it is the nonce, and a nonce is used once
-   * @throws BadNonce `seq` is out of range or not above the last one
+   * Encrypts a plaintext.
+   *
+   * @param seq the nonce, 0 to 2^64 - 2; higher than every one before, since a nonce must be used once only
+   * @returns the ciphertext, 16 bytes longer than the plaintext
+   * @throws `BadNonce` if `seq` is out of range, or not higher than the last one
    */
   seal(seq: bigint | number, plaintext: Uint8Array): Uint8Array;
-  /** @throws DecryptError `tag`: not sealed by the other end under this seq */
+  /**
+   * Decrypts what the other end has encrypted.
+   *
+   * @param seq the nonce under which it was encrypted
+   * @throws `DecryptError` (`layer: 'tag'`) if the other end did not encrypt it under this `seq`
+   */
   open(seq: bigint | number, sealed: Uint8Array): Uint8Array;
 }
 
-/** The keys of the two directions, 32 bytes each. */
+/** The two keys of a finished handshake, 32 bytes each. Secrets. */
 export interface TransportKeys {
+  /** The key for what this end sends. */
   send: Uint8Array;
+  /** The key for what this end receives. */
   receive: Uint8Array;
 }
 
@@ -54,7 +64,7 @@ const NAME = 'Noise_IKpsk1_25519_ChaChaPoly_SHA256';
 const EMPTY = new Uint8Array(0);
 const LAST_SEQ = 2n ** 64n - 2n;
 
-// The psk is "1": mixed in at the end of the first message. With one in the pattern, each e goes into the key as well.
+// "psk1": mixed in at the end of the first message. In a pattern with a psk, each e goes into the key as well.
 const PATTERN = [
   ['e', 'es', 's', 'ss', 'psk'],
   ['e', 'ee', 'se'],
@@ -66,17 +76,17 @@ const FIRST_NONCE = new Uint8Array(12);
 const exact = (seq: bigint | number): bigint =>
   typeof seq === 'bigint' ? seq : BigInt(Number.isSafeInteger(seq) ? seq : -1);
 
-// The spec's CipherState and SymmetricState, with the keys seen so far. No array is changed in place, so that a copy of
-// the object is a copy of the state.
+// The specification's CipherState and SymmetricState, with the keys seen so far. No array is changed in place, so that a
+// shallow copy of the object is a copy of the state.
 class State {
   h: Uint8Array = sha256(utf8(NAME));
   ck: Uint8Array = this.h;
   /**
-   * Under each key of this pattern one thing is sealed, so that the nonce is always the first. Under most of them nothing
-   * is: they are made when they are needed.
+   * The present key. In this pattern at most one thing is encrypted under each, so that the nonce is always the first.
+   * Most keys are never used, so they are made on demand.
    */
   aead: (() => Aead) | undefined;
-  /** Own ephemeral key pair, then the other end's ephemeral and static public keys. */
+  /** Our ephemeral key pair, then the other end's ephemeral and static public keys. */
   e: KeyPair | undefined;
   re: Uint8Array | undefined;
   rs: Uint8Array | undefined;
@@ -89,7 +99,7 @@ class State {
     this.h = sha256(concat(this.h, data));
   }
 
-  /** MixKey, and MixKeyAndHash when three outputs are asked for: HKDF as the specification defines it. */
+  /** The specification's MixKey, or with three outputs MixKeyAndHash. */
   mixKey(input: Uint8Array, outputs: 2 | 3 = 2): void {
     const key = hmacSha256(this.ck, input);
     let out = hmacSha256(key, Uint8Array.of(1));
@@ -116,8 +126,24 @@ class State {
 }
 
 /**
- * One end of a handshake. The initiator writes, then reads; the responder reads, then writes. A message that is refused
- * leaves no trace: the good one may still follow.
+ * One end of a handshake by the Noise Protocol Framework, revision 34: `Noise_IKpsk1_25519_ChaChaPoly_SHA256`. The
+ * initiator writes, then reads; the responder reads, then writes. A message that is refused does not change the state, so
+ * the right one may still follow. {@link Session} does all this by itself.
+ *
+ * @example
+ * ```ts
+ * import { Handshake, Identity, Secret } from 'technocore-rpc/parley';
+ *
+ * const [ada, ben] = [Identity.generate(), Identity.generate()];
+ * const o = { psk: Secret.generate().psk(), prologue: new Uint8Array(0) };
+ * const initiator = Handshake.initiator({ ...o, identity: ada, remote: ben.publicKey });
+ * const responder = Handshake.responder({ ...o, identity: ben });
+ *
+ * responder.read(initiator.write(new Uint8Array(0))); // any payload may travel along
+ * initiator.read(responder.write(new Uint8Array(0)));
+ * const sealed = initiator.transport().seal(0, new TextEncoder().encode('hello'));
+ * console.log(new TextDecoder().decode(responder.transport().open(0, sealed))); // hello
+ * ```
  */
 export class Handshake {
   readonly #initiator: boolean;
@@ -139,30 +165,39 @@ export class Handshake {
     this.#state.mixHash(this.#state.rs ?? o.identity.publicKey);
   }
 
-  /** @throws BadKey `psk` or `remote` is missing or has not 32 bytes */
+  /**
+   * Makes the end that writes first.
+   *
+   * @throws `BadKey` if `psk` or `remote` does not have 32 bytes
+   */
   static initiator(o: HandshakeOptions): Handshake {
     return new Handshake(o, true);
   }
 
-  /** @throws BadKey `psk` has not 32 bytes */
+  /**
+   * Makes the end that reads first.
+   *
+   * @throws `BadKey` if `psk` does not have 32 bytes
+   */
   static responder(o: HandshakeOptions): Handshake {
     return new Handshake(o, false);
   }
 
-  /** The other end's static public key, as soon as it is proven or, for the initiator, given. */
+  /** The other end's static public key: once it is proved, or for the initiator as it was given. */
   get remote(): Uint8Array | undefined {
     return this.#state.rs?.slice();
   }
 
-  /** The hash of all that was said, 32 bytes: equal on both ends, unique to this handshake. */
+  /** The handshake hash of the specification, 32 bytes: the same at both ends, and unique to this handshake. */
   get hash(): Uint8Array {
     return this.#state.h.slice();
   }
 
   /**
-   * The next message, with `payload` in it.
+   * Writes the next message, with an encrypted payload.
    *
-   * @throws HandshakeFailed it is not our turn, or the other end's key is of small order
+   * @param payload any bytes; may be empty
+   * @throws {@link HandshakeFailed} if it is the other end's turn, or the other end's key is of small order
    */
   write(payload: Uint8Array): Uint8Array {
     return this.#process(true, (state, token) => {
@@ -175,9 +210,11 @@ export class Handshake {
   }
 
   /**
-   * The payload of the other end's message.
+   * Reads the other end's message.
    *
-   * @throws HandshakeFailed it is not their turn, or the message is too short or does not authenticate
+   * @returns its payload
+   * @throws {@link HandshakeFailed} if it is this end's turn, or the message is too short, does not authenticate, or
+   * holds a key of small order
    */
   read(message: Uint8Array): Uint8Array {
     let at = 0;
@@ -192,7 +229,11 @@ export class Handshake {
     }).last;
   }
 
-  /** The keys of the two directions, for who must keep them. */
+  /**
+   * The keys of the two directions, to be stored.
+   *
+   * @throws {@link HandshakeFailed} if the handshake is not finished
+   */
   keys(): TransportKeys {
     if (this.#step < PATTERN.length) throw new HandshakeFailed('not finished');
     const out = hkdfSha256(EMPTY, this.#state.ck, EMPTY, 64);
@@ -200,12 +241,17 @@ export class Handshake {
     return this.#initiator ? { send: first, receive: second } : { send: second, receive: first };
   }
 
-  /** @throws HandshakeFailed the handshake is not finished */
+  /**
+   * What encrypts and decrypts after the handshake. Call it once: each call starts with a transport that has used no
+   * nonce.
+   *
+   * @throws {@link HandshakeFailed} if the handshake is not finished
+   */
   transport(): Transport {
     return createTransport(this.keys());
   }
 
-  // `part` writes or reads what a token, or the payload behind the last one, puts into the message.
+  // `part` writes or reads the bytes of a token, or without one those of the payload.
   #process(
     writing: boolean,
     part: (state: State, token: 'e' | 's' | undefined) => Uint8Array,
@@ -243,9 +289,9 @@ export class Handshake {
 }
 
 /**
- * The transport of two keys.
+ * Makes a transport of two keys.
  *
- * @throws BadKey a key has not 32 bytes
+ * @throws `BadKey` if a key does not have 32 bytes
  */
 export function createTransport({ send, receive }: TransportKeys): Transport {
   const [sealer, opener] = [chachaPoly(send), chachaPoly(receive)];

@@ -1,6 +1,6 @@
 /**
- * What two agents bring to a parley and what they say there, as bytes and as text: identity, secret, invite, messages,
- * handshake payloads. No I/O.
+ * The data of parley, protocol version 1, as bytes and as text: identity, secret, invite, messages, handshake payloads.
+ * No I/O. Where the protocol leaves room, the Go package of that name is followed.
  *
  * @module
  */
@@ -10,22 +10,25 @@ import { BadInvite, BadKey, DecryptError, TechnocoreError } from './errors.ts';
 import { isObject } from './frames.ts';
 import type { KeyPair } from './noise.ts';
 
-/** 16 random bytes that name a channel. */
+/** The name of a channel: 16 random bytes. */
 export type ChannelID = Uint8Array;
-/** An X25519 public key, 32 bytes. */
+/** An X25519 public key: 32 bytes. */
 export type PublicKey = Uint8Array;
-/** SHA-256 of a public key, 32 bytes. */
+/** The id of a node: the SHA-256 of its public key, 32 bytes. */
 export type NodeID = Uint8Array;
-/** What a joiner shows the relay, 43 characters; it does not betray the secret it is made of. */
+/** What a joiner shows the relay: 43 characters of base64url, derived from the secret, which it does not reveal. */
 export type JoinToken = string;
 
 // --- identity ---------------------------------------------------------------------------------------------------
 
-/** The X25519 key pair of a node. The private key never shows unless asked for. */
+/**
+ * The identity of a node: an X25519 key pair (RFC 7748). The private key is kept in a private field; only
+ * {@link Identity.privateKey} shows it.
+ */
 export class Identity implements KeyPair {
-  /** 32 bytes. */
+  /** The public key, 32 bytes. */
   readonly publicKey: PublicKey;
-  /** SHA-256 of the public key. */
+  /** The id of the node: the SHA-256 of the public key, 32 bytes. */
   readonly id: NodeID;
   readonly #privateKey: Uint8Array;
   readonly #key: X25519Key;
@@ -37,46 +40,55 @@ export class Identity implements KeyPair {
     this.id = sha256(this.publicKey);
   }
 
-  /** A new one. */
+  /** Makes a new random identity. */
   static generate(): Identity {
     return new Identity(randomBytes(32));
   }
 
   /**
-   * The identity that belongs to a seed, as the MCP program of the Go package derives it.
+   * Makes the identity that belongs to a seed, as the MCP program of the Go package derives it.
    *
-   * @throws BadKey the seed is empty
+   * @param seed any bytes, at least one. Whoever can guess them has the identity
+   * @throws `BadKey` if the seed is empty
    */
   static fromSeed(seed: Uint8Array): Identity {
     if (!seed?.length) throw new BadKey('the seed is empty');
     return new Identity(sha256(concat(utf8('parley:identity-key:v1\0'), seed)));
   }
 
-  /** @throws BadKey not 32 bytes */
+  /**
+   * Makes an identity from a private key that was stored.
+   *
+   * @throws `BadKey` if it does not have 32 bytes
+   */
   static fromPrivateKey(privateKey: Uint8Array): Identity {
     return new Identity(privateKey);
   }
 
-  /** The private key as it was given, 32 bytes, to be stored. */
+  /** The private key, 32 bytes, to be stored. */
   privateKey(): Uint8Array {
     return this.#privateKey.slice();
   }
 
-  /** What two humans compare: `plgp-exmu-qjja-5tt2`. */
+  /** The fingerprint, which two people compare: four groups of four characters, such as `plgp-exmu-qjja-5tt2`. */
   fingerprint(): string {
     return fingerprint(this.id);
   }
 
-  /** @throws BadKey `peer` has not 32 bytes or is of small order */
+  /**
+   * The secret shared with a public key, 32 bytes (X25519).
+   *
+   * @throws `BadKey` if `peer` does not have 32 bytes, or is of small order
+   */
   shared(peer: PublicKey): Uint8Array {
     return this.#key.shared(peer);
   }
 }
 
 /**
- * The first 80 bits of a node's id, in four groups of four.
+ * The fingerprint of a node: the first 80 bits of its id in base32, as four groups of four characters.
  *
- * @throws BadKey not 32 bytes
+ * @throws `BadKey` if the id does not have 32 bytes
  */
 export function fingerprint(nodeId: NodeID): string {
   const digits = BigInt(`0x${toHex(check32(nodeId, 'a node id').subarray(0, 10))}`).toString(32);
@@ -86,7 +98,7 @@ export function fingerprint(nodeId: NodeID): string {
 
 // --- invite -----------------------------------------------------------------------------------------------------
 
-/** What an invite hides: 32 random bytes for one channel. Never shows unless asked for. */
+/** The secret of an invite: 32 random bytes for one channel, kept in a private field. */
 export class Secret {
   readonly #bytes: Uint8Array;
 
@@ -94,25 +106,31 @@ export class Secret {
     this.#bytes = check32(bytes, 'a secret').slice();
   }
 
+  /** Makes a new random secret. */
   static generate(): Secret {
     return new Secret(randomBytes(32));
   }
 
-  /** @throws BadKey not 32 bytes */
+  /**
+   * Makes a secret of its bytes.
+   *
+   * @throws `BadKey` if there are not 32 of them
+   */
   static from(bytes: Uint8Array): Secret {
     return new Secret(bytes);
   }
 
+  /** The secret itself, 32 bytes. */
   bytes(): Uint8Array {
     return this.#bytes.slice();
   }
 
-  /** The pre-shared key of the handshake, 32 bytes, for the two ends only. */
+  /** The pre-shared key of the handshake, 32 bytes: for the two ends only. */
   psk(): Uint8Array {
     return this.#derive('psk');
   }
 
-  /** What the relay is shown. */
+  /** The token for the relay, by which the channel is opened and joined. */
   joinToken(): JoinToken {
     return toBase64url(this.#derive('join'));
   }
@@ -133,7 +151,7 @@ export function looseBase64url(text: string): Uint8Array | undefined {
   return Uint8Array.from(atob(withPlus(digits)), (c) => c.charCodeAt(0));
 }
 
-// Percent escapes as bytes, one character each: what is no ASCII afterwards fails where ASCII is needed.
+// Percent escapes become one character for each byte. What is not ASCII afterwards fails where ASCII is needed.
 function unescaped(text: string, reason: string): string {
   if (/%(?![\da-f]{2})/i.test(text)) throw new BadInvite(reason);
   return text.replace(/%(..)/g, (_, digits) => String.fromCharCode(parseInt(digits, 16)));
@@ -151,16 +169,24 @@ function isHost(host: string): boolean {
   return match !== null && (match[1] === undefined || URL.canParse(`http://${match[1]}`));
 }
 
-/** The link that a human carries from the opener to the joiner. Whoever holds it may join: treat it as a secret. */
+/**
+ * An invite: the link that a person carries from the opener to the joiner. Whoever has it may join: treat it as a secret.
+ */
 export class Invite {
-  /** Host of the relay, perhaps with a port. The link has no room for a scheme or a path. */
+  /** The host of the relay, perhaps with a port. A link cannot hold the relay's scheme or path. */
   readonly relay: string;
+  /** The name of the channel, 16 bytes. */
   readonly channel: ChannelID;
-  /** The opener's public key. */
+  /** The opener's public key, 32 bytes. */
   readonly key: PublicKey;
+  /** The secret of the channel. */
   readonly secret: Secret;
 
-  /** @throws BadInvite a part that cannot stand in a link */
+  /**
+   * Makes an invite of its parts. {@link Session.open} does so by itself.
+   *
+   * @throws {@link BadInvite} if a part cannot be put into a link
+   */
   constructor(o: { relay: string; channel: ChannelID; key: PublicKey; secret: Secret }) {
     if (!isHost(o?.relay)) throw new BadInvite('bad relay');
     if (o?.channel?.length !== 16) throw new BadInvite('bad channel');
@@ -171,17 +197,17 @@ export class Invite {
     this.secret = o.secret;
   }
 
-  /** `https://relay/i/…#k=…&s=…`; the scheme says nothing about how the relay is reached. */
+  /** The link: `https://<relay>/i/…#k=…&s=…`. The scheme is always `https`, however the relay is reached. */
   url(): string {
     const [channel, key, secret] = [this.channel, this.key, this.secret.bytes()].map(toBase64url);
     return `https://${this.relay}/i/${channel}#k=${key}&s=${secret}`;
   }
 
   /**
-   * Reads a link exactly as the Go package does, by hand: a URL parser would accept what that refuses and change the
-   * relay's spelling.
+   * Parses a link exactly as the Go package does. (It does not use a URL parser, which would accept links that Go
+   * refuses, and change the spelling of the relay.)
    *
-   * @throws BadInvite with the part at fault, never the link
+   * @throws {@link BadInvite} if it is not an invite; `reason` names the part at fault
    */
   static parse(raw: string): Invite {
     const [, scheme, authority = '', rawPath = '', rawFragment = ''] = LINK.exec(raw) ?? [];
@@ -198,7 +224,7 @@ export class Invite {
     const bad = 'bad fragment';
     if (fragment.includes(';')) throw new BadInvite(bad);
     const part = (name: 'k' | 's', reason: string): Uint8Array => {
-      // The first of its name counts. Names and values are decoded a second time, as those of a form.
+      // The first part of a name counts. Names and values are decoded a second time, as form data are.
       const pairs = fragment.split('&').map((pair) => /^([^=]*)=?(.*)$/s.exec(pair.replaceAll('+', ' '))!.slice(1));
       const [, value] =
         pairs.map((pair) => pair.map((text) => unescaped(text, bad))).find(([key]) => key === name) ?? [];
@@ -212,30 +238,33 @@ export class Invite {
 
 // --- what is said -----------------------------------------------------------------------------------------------
 
-/** `say` is talk, `close` ends the channel with an outcome. */
+/** The kind of a message: `say` is ordinary text; `close` ends the channel, and its text is the outcome. */
 export type Kind = 'say' | 'close';
 
-/** One thing said. */
+/** A message of a parley. */
 export interface Message {
+  /** What it is. */
   kind: Kind;
+  /** Its text; may be empty. */
   text: string;
 }
 
-/** A message with the proven id of who said it. Its text is a stranger's. */
+/** A message that arrived. Its text is a stranger's. */
 export interface Received extends Message {
+  /** The id of the sender, proved by the handshake. */
   from: NodeID;
 }
 
 // The byte on the wire is the index.
 const KINDS: (string | undefined)[] = [undefined, 'say', 'close'];
 
-// Bytes that are no UTF-8 become U+FFFD: the Go package does not check what it sends. A BOM is text.
+// Bytes that are not UTF-8 become U+FFFD, since the Go package does not check what it sends. A BOM is part of the text.
 const lossy: TextDecoder = /* @__PURE__ */ new TextDecoder('utf-8', { ignoreBOM: true });
 
 /**
- * A message as plaintext: one byte for the kind, then the text.
+ * Encodes a message as the plaintext of a frame: one byte for its kind, then the text.
  *
- * @throws TechnocoreError `bad_frame`: no such kind
+ * @throws {@link TechnocoreError} `bad_frame` if there is no such kind
  */
 export function marshalMessage(m: Message): Uint8Array {
   const kind = KINDS.indexOf(m?.kind);
@@ -244,9 +273,9 @@ export function marshalMessage(m: Message): Uint8Array {
 }
 
 /**
- * The message in opened bytes.
+ * Decodes the plaintext of a frame. Bytes that are not UTF-8 become U+FFFD.
  *
- * @throws DecryptError `layout`: empty, or of an unknown kind
+ * @throws `DecryptError` (`layer: 'layout'`) if it is empty, or of an unknown kind
  */
 export function unmarshalMessage(bytes: Uint8Array): Message {
   const code = bytes?.[0];
@@ -255,28 +284,34 @@ export function unmarshalMessage(bytes: Uint8Array): Message {
   return { kind: kind as Kind, text: lossy.decode(bytes.subarray(1)) };
 }
 
-/** Announced in a handshake. Read by nobody yet. */
+/** Capabilities that a handshake announces. The protocol makes no use of them yet. */
 export interface Capabilities {
+  /** Whether the sender can be notified by push. */
   push?: boolean;
 }
 
-/** What a handshake message carries beside the keys. */
+/** The payload of a handshake message: what it carries beside the keys. */
 export interface HandshakePayload {
   /** What the channel is about, in the opener's words. */
   topic?: string;
+  /** What the sender can do. */
   capabilities: Capabilities;
 }
 
 const ESCAPED = /[<>&\u2028\u2029]/g;
 
-/** A handshake payload, escaped to the byte as the Go package does it. */
+/** Encodes a handshake payload as JSON, byte for byte as the Go package does. */
 export function marshalHandshakePayload(payload: HandshakePayload): Uint8Array {
   const push = payload?.capabilities?.push || undefined;
   const text = JSON.stringify({ topic: payload?.topic || undefined, capabilities: { push } });
   return utf8(text.replace(ESCAPED, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, '0')}`));
 }
 
-/** A payload, names in any case; undefined for one that counts as absent. A handshake never fails over its payload. */
+/**
+ * Decodes a handshake payload. Never throws, since a handshake never fails because of its payload.
+ *
+ * @returns the payload, its member names read without regard to case; undefined if it is malformed
+ */
 export function unmarshalHandshakePayload(bytes: Uint8Array): HandshakePayload | undefined {
   try {
     const { topic = '', capabilities = {} } = membersOf(JSON.parse(lossy.decode(bytes)));

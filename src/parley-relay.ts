@@ -1,5 +1,5 @@
 /**
- * The relay of a parley: what a session asks of it, and one reached over HTTP.
+ * The relay of a parley: what a session needs of it, and the one that is reached over HTTP.
  *
  * @module
  */
@@ -10,58 +10,69 @@ import { failureOf, type Options, type Request, request, retrying, type Transpor
 import { getOrMake } from './maps.ts';
 import type { ChannelID, JoinToken } from './parley-invite.ts';
 
-/** 1 is a handshake message, 2 is data. */
+/** The type of a frame: 1 is a handshake message, 2 is data. */
 export type FrameType = 1 | 2 | number;
 
-/** What a relay passes on. */
+/** A frame: what a relay passes from one end of a channel to the other. */
 export interface Frame {
+  /** The channel, 16 bytes. */
   channel: ChannelID;
-  /** Each end numbers its own frames, from 1: 64 bits. */
+  /** The number of the frame, 64 bits: each end numbers its own frames, from 1 on. */
   seq: bigint;
+  /** Whether it is a handshake message or data. */
   type: FrameType;
+  /** The bytes. */
   payload: Uint8Array;
 }
 
-/** A seat in a channel. */
+/** A seat in a channel, as the relay grants it. */
 export interface Membership {
+  /** The channel, 16 bytes. */
   channel: ChannelID;
-  /** What shows the relay that the seat is ours. A secret. */
+  /** What proves to the relay that the seat is ours. A secret. */
   token: string;
 }
 
-/** Every call may be given up; it then rejects with the signal's reason. */
+/** Options of calls that can be aborted. */
 export interface Abortable {
+  /** Aborts the call, which then rejects with the signal's reason. */
   signal?: AbortSignal | undefined;
 }
 
 /**
- * Passes frames between two seats. Refusals are {@link RelayRefused} with a reason: `no-channel` (never opened or
- * forgotten), `exists` (on opening), `full` (on joining), `nobody` (on sending: the other seat is empty), `token`.
+ * A relay: passes frames between the two seats of a channel. It refuses with {@link RelayRefused}, of which `reason` is
+ * `no-channel` (never opened, or forgotten), `exists` (on opening), `full` (on joining), `nobody` (on sending: the other
+ * seat is empty) or `token`.
  */
 export interface Relay {
-  /** Host for invites, where the relay knows it. */
+  /** The host for invites, if the relay knows it. */
   readonly host?: string;
-  /** Makes a channel that whoever shows the token `expect` may join. */
+  /** Opens a channel, which whoever shows the token `expect` may join. */
   open(channel: ChannelID, expect: JoinToken, o?: Abortable): Promise<Membership>;
+  /** Takes the second seat of a channel, by showing its token. */
   join(channel: ChannelID, present: JoinToken, o?: Abortable): Promise<Membership>;
+  /** Sends a frame to the other seat. */
   send(membership: Membership, frame: Frame, o?: Abortable): Promise<void>;
-  /** Frames with a seq above `after`, in the order they were sent; waits for one at most `waitMs`. Deletes nothing. */
+  /**
+   * Returns the frames of the other seat with a `seq` above `after`, in the order in which they were sent. Waits for one
+   * for up to `waitMs` milliseconds. Deletes nothing.
+   */
   recv(membership: Membership, after: bigint, waitMs: number, o?: Abortable): Promise<Frame[]>;
-  /** Seats taken, 1 or 2. */
+  /** Returns how many seats are taken: 1 or 2. */
   members(membership: Membership, o?: Abortable): Promise<number>;
 }
 
 /**
- * Longest that a relay holds a read, ms.
+ * The longest time for which a relay holds a read, ms.
  *
  * @internal
  */
 export const MAX_WAIT_MS = 30_000;
-/** How long failed reads and posts are tried again, ms, beyond what the caller waits anyway. */
+/** For how long failed reads and posts are retried, ms, beyond the time that the caller waits anyway. */
 const PATIENCE_MS = 500;
-/** Most bytes of one answer. A relay has no paging: it returns all that was not acknowledged. */
+/** The most bytes of one response. A relay has no paging: it returns everything after the cursor. */
 const MAX_ANSWER = 1 << 26;
-/** Most frames that are taken of one answer, so that none holds the program up: the rest is asked for again, behind them. */
+/** The most frames that are taken of one response, so that none blocks the program. The rest is read next. */
 const MAX_FRAMES = 16_384;
 
 const REFUSALS = {
@@ -77,19 +88,28 @@ type Refusal = keyof typeof REFUSALS;
 /** @internal */
 export const refused = (reason: Refusal, more = ''): RelayRefused => new RelayRefused(reason, REFUSALS[reason] + more);
 
-/** A relay reached over HTTP. */
+/**
+ * A relay that is reached over HTTP. Failed reads and posts are retried for half a second beyond the caller's own wait;
+ * opening and joining are not, since the first attempt may have taken the seat.
+ *
+ * Its methods throw {@link RelayRefused} as {@link Relay} says, `Unavailable` if the relay cannot be reached, and the
+ * signal's reason when it aborts.
+ */
 export class HttpRelay implements Relay {
   readonly #http: Transport;
   readonly #seats = new WeakMap<Membership, Seat>();
 
   /**
-   * @param base its address, perhaps with a path: `https://parley.chat`
-   * @throws BadName not the address of a service
+   * Makes a client of a relay; connects when first used.
+   *
+   * @param base the relay's address, with or without a path, such as `https://parley.chat`
+   * @throws `BadName` if it is not an http or https address
    */
   constructor(base: string, o: Options = {}) {
     this.#http = transportOf(o, base);
   }
 
+  /** The relay's host, with the port if there is one. */
   get host(): string {
     return this.#http.base.split('/')[2]!.replace(/^.*@/, '');
   }
@@ -108,7 +128,7 @@ export class HttpRelay implements Relay {
     const body = `{"seq":${seq},"type":${type},"payload":"${toBase64(payload)}"}`;
     const post = async (): Promise<void> => {
       const text = await this.#ask(membership, { path: '/frames', body }, 'nobody', o);
-      // A page that something on the way shows is no word that the frame arrived.
+      // A proxy's page does not confirm that the frame arrived.
       if (text !== '') answerOf(text);
     };
     await this.#patiently(0, post, o);
@@ -150,7 +170,7 @@ export class HttpRelay implements Relay {
     if (status >= 200 && status < 300) return text;
     if (status === 401) throw refused('token');
     if (status === 409) throw refused(on409);
-    // A path that is no route says so in other words, and is no reason to give the channel up.
+    // An unknown route is a 404 with other words, and no reason to give up the channel.
     if (status === 404 && /channel/.test(text)) throw refused('no-channel');
     throw failureOf(reply, isPost ? 'write' : 'read', this.#http.clock);
   }
@@ -189,7 +209,8 @@ function answerOf(text: string): Record<string, unknown> {
 
 function framesOf(channel: ChannelID, text: string): Frame[] {
   const frames = answerOf(text)['frames'] ?? [];
-  // Exact integers arrive as strings, so a seq that came as a string must be told by its quotes.
+  // `parseExact` makes strings of integers. A seq that was a string in the first place is told by its quotes, and
+  // refused.
   if (!Array.isArray(frames) || /"seq"\s*:\s*"/.test(text)) throw unreadable();
   return frames.slice(0, MAX_FRAMES).map((frame: unknown) => {
     const { seq, type, payload }: Record<string, unknown> = isObject(frame) ? frame : {};
@@ -201,7 +222,7 @@ function framesOf(channel: ChannelID, text: string): Frame[] {
 }
 
 /**
- * The relay will not know the channel any more.
+ * Whether an error says that the relay no longer knows the channel.
  *
  * @internal
  */

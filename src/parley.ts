@@ -1,6 +1,6 @@
 /**
- * parley, protocol version 1: a human carries one link from one agent to the other, and the two talk end to end
- * encrypted through a relay that learns sizes and times alone. Wire-compatible with the Go package of that name.
+ * parley, protocol version 1: a person carries one link from one agent to the other, and the two talk end-to-end
+ * encrypted through a relay that learns nothing but sizes and times. Wire-compatible with the Go package of that name.
  *
  * @module
  */
@@ -71,100 +71,127 @@ export {
 } from './parley-invite.ts';
 export { type Abortable, type Frame, type FrameType, HttpRelay, type Membership, type Relay } from './parley-relay.ts';
 
-/** Nothing opened yet; no handshake yet; talking; over. */
+/** The state of a session: nothing opened or joined yet; waiting for the handshake; talking; closed. */
 export type State = 'none' | 'pending' | 'active' | 'closed';
 
-/** The other end as this one sees it. */
+/** The other end of a session, as this end sees it. */
 export interface Peer {
-  /** Its proven id, or for a joiner the one that the invite promises. */
+  /** Its id: proved by the handshake; for a joiner before that, the one in the invite. */
   id?: NodeID;
-  /** To be compared with what the other human sees; empty while nothing is known. */
+  /** Its fingerprint, to be compared with what the person at the other end sees; empty while it is not known. */
   fingerprint: string;
-  /** The opener's words. A stranger's text, for a joiner. */
+  /** What the channel is about, in the opener's words. For a joiner, a stranger's text. */
   topic: string;
+  /** The state of the session. */
   state: State;
-  /** The other seat is taken. Asked only until the handshake; a relay cannot tell who is still there. */
+  /** Whether the other seat is taken. Stays true from then on: a relay cannot tell who is still there. */
   present: boolean;
 }
 
-/** Where a session reports what happened on the way, and where its time and randomness come from. */
+/** Options of a {@link Session}. `base` and `lane` have no effect: the relay has an address of its own. */
 export interface SessionOptions extends Options {
-  /** Host of the relay as invites shall name it; default: the relay's own. */
+  /** The host of the relay that invites name, perhaps with a port. Default: the relay's own. */
   host?: string;
 }
 
-/** Most texts that wait: for the handshake, for a listener, and for a poll while somebody listens. */
+/** The most texts that wait: for the handshake, for a listener, and for a poll while somebody listens. */
 const MAX_QUEUE = 1024;
-/** Most unreadable frames that are remembered, so as to be reported once. */
+/** How many unreadable frames are remembered, so that each is reported once. */
 const MAX_JUNK = 256;
-/** Most characters of a JSON-RPC frame; texts have no limit of their own. */
+/** The most characters of a JSON-RPC frame. Texts have no limit of their own. */
 const MAX_FRAME = 65_536;
-/** Most characters of texts that wait for a poll while somebody listens, who alone makes the session read on. */
+/** The most characters of texts that wait for a poll while somebody listens, whose loop reads on by itself. */
 const MAX_KEPT = 1 << 24;
-/** Most handshake messages that are tried of one answer: each takes as long as a hundred other frames. */
+/** The most handshake messages of one response that are tried: each takes as long as a hundred other frames. */
 const MAX_TRIES = 256;
-/** When our handshake message is sent again if nothing shows that it arrived, ms; then after twice the time, and so on. */
+/** After how long our handshake message is sent again if nothing shows that it arrived, ms. Doubles each time. */
 const HELLO_MS = 5000;
-/** A handshake payload may be as long as the Go package takes it. */
+/** The most bytes of a handshake payload, as in the Go package. */
 const MAX_PAYLOAD = 65_535;
-/** Pause after a read that was answered early with nothing new, ms: first, and at most. */
+/** The pause after a read that returned early with nothing new, ms: the first one, and the longest to which it grows. */
 const PAUSE_MS = [100, 5000] as const;
 
-/** The least that a resumed session skips of its seqs. */
+/** How many numbers a resumed session skips at least. */
 const RESUMED: bigint = 1n << 40n;
 
 const GREETING: Uint8Array = /* @__PURE__ */ marshalHandshakePayload({ capabilities: {} });
 
-/** All that a session knows and a process cannot find out again: what `save` writes. */
+/** All that a session knows and a new process could not find out: what `save` writes. */
 interface Saved {
   version: 1;
-  /** The own public key. */
+  /** Our public key. */
   self: PublicKey;
   state: State;
   /** Why it is closed. */
   why: string;
   topic: string;
   present: boolean;
-  /** Somebody has the other seat. A seat cannot be given up. */
+  /** The other seat is taken. A seat cannot be given up. */
   joined: boolean;
   initiator: boolean;
   seat?: Membership;
-  /** Until the keys are there. */
+  /** Until the handshake is finished. */
   secret?: Uint8Array | undefined;
-  /** Private, the handshake's; fixed when the state is saved, so that each copy of it ends up with the same keys. */
+  /** The private ephemeral key. Fixed when the state is saved, so that each copy of it arrives at the same keys. */
   ephemeral?: Uint8Array | undefined;
   keys?: TransportKeys;
   peer?: PublicKey;
-  /** The last seq that was spent, and the last one that came and was authentic. */
+  /** The last `seq` that we used. */
   seq: bigint;
+  /** The last `seq` of an authentic frame that came. */
   floor: bigint;
-  /** To be sealed; sealed and to be posted; sealed and not posted, its sender told. */
+  /** Messages to be encrypted. */
   queue: Message[];
+  /** Encrypted frames to be posted. */
   outbox: Frame[];
+  /** An encrypted frame whose posting failed, and whose sender got the error. */
   failed?: { text: string; frame: Frame } | undefined;
   /** Our handshake message, until something shows that it arrived. */
   hello?: Frame | undefined;
-  /** Read and not yet handed out: talk, and JSON-RPC frames that nobody listens to yet. */
+  /** Messages that were read and not returned yet. */
   inbox: Received[];
+  /** JSON-RPC frames to which nobody listens yet. */
   frames: Incoming[];
 }
 
-// Bytes and 64-bit numbers in JSON.
+// JSON with bytes and 64-bit numbers.
 const pack = (_: string, value: unknown): unknown =>
   value instanceof Uint8Array ? { b: toBase64url(value) } : typeof value === 'bigint' ? { n: `${value}` } : value;
 const unpack = (_: string, value: any): unknown =>
   typeof value?.b === 'string' ? fromBase64url(value.b) : typeof value?.n === 'string' ? BigInt(value.n) : value;
 
 /**
- * One end of one channel, for one conversation. `send` and `peer` never wait behind a `poll`. A session is also a
- * {@link Channel}: JSON-RPC frames go to whoever listens (`serve`, `call`), or wait for him; `poll` has everything else.
+ * One end of one parley, for one conversation: {@link Session.open} or {@link Session.join} it, then send and poll.
+ * Sending never waits for a poll. A session is also a channel for `serve` and `call`: JSON-RPC frames go to those, and
+ * wait for them; `poll` returns everything else.
  *
- * A seq is spent when something is sealed under it, and only those very bytes are ever sent again: the key stream is
- * used once whatever the relay does. The cursor moves on frames that authenticate, so junk cannot make a channel deaf.
+ * A frame number (`seq`) is used when something is encrypted under it, and only the same bytes are ever sent again under
+ * it, so that no nonce is used twice whatever the relay does. The cursor moves only over authentic frames, so that junk
+ * cannot make a session deaf.
+ *
+ * @example
+ * ```ts
+ * import { createLocalService } from 'technocore-rpc/local';
+ * import { HttpRelay, Identity, Session } from 'technocore-rpc/parley';
+ *
+ * const { url, close } = await createLocalService().listen(); // or a relay such as https://parley.chat
+ * const ada = new Session(Identity.generate(), new HttpRelay(url));
+ * const ben = new Session(Identity.generate(), new HttpRelay(url));
+ *
+ * const link = (await ada.open('where to meet')).url(); // a person carries it to Ben
+ * await ben.join(link);
+ * await ben.send('At the café?'); // kept until the handshake is done
+ * while (ben.peer.state === 'pending') await Promise.all([ada.poll(), ben.poll()]);
+ * console.log((await ada.poll(1000)).map(({ text }) => text));
+ *
+ * await ben.close('agreed');
+ * await close();
+ * ```
  */
 export class Session implements Channel {
-  /** Nothing of our own ever comes back. */
+  /** Empty: a relay never returns what this end has sent. */
   readonly self = '';
+  /** The most characters of one JSON-RPC frame: 65,536. */
   readonly limit: number = MAX_FRAME;
   readonly #identity: Identity;
   readonly #relay: Relay;
@@ -174,9 +201,9 @@ export class Session implements Channel {
   #s: Saved;
   #handshake: Handshake | undefined;
   #transport: Transport | undefined;
-  /** The first error to be raised when nothing is left to hand out. */
+  /** The first error that is to be thrown once nothing is left to return. */
   #problem: unknown;
-  /** A resumed session does not know what other copies of its state have sealed. */
+  /** A resumed session does not know which numbers other copies of its state have used. */
   #resumed = false;
   #helloAt = 0;
   #helloMs = HELLO_MS;
@@ -190,6 +217,14 @@ export class Session implements Channel {
   /** Wakes whoever reads or waits. */
   #bell = new AbortController();
 
+  /**
+   * Makes a session that is not connected yet.
+   *
+   * @param identity who this end is
+   * @param relay the relay of both ends
+   * @param o clock, randomness, `signal` for all calls, `onEvent`, and the relay's host for invites
+   * @throws {@link TechnocoreError} `bad_option` if no identity is given
+   */
   constructor(identity: Identity, relay: Relay, o: SessionOptions = {}) {
     this.#identity = identity;
     this.#relay = relay;
@@ -201,25 +236,26 @@ export class Session implements Channel {
     this.#s = { version: 1, self, state: 'none', why: '', topic: '', ...no, seq: 0n, floor: 0n, ...none };
   }
 
-  /** As of the last call. Asks nobody. */
+  /** The other end, as of the last call. Sends no request. */
   get peer(): Peer {
     const { peer, topic, state, present } = this.#s;
     const id = peer && sha256(peer);
     return { ...(id && { id }), fingerprint: id ? fingerprint(id) : '', topic, state, present };
   }
 
-  /** The channel, as a relay names it. */
+  /** The name of the channel, 22 characters of base64url; empty before `open` or `join`. */
   get room(): string {
     return this.#s.seat ? toBase64url(this.#s.seat.channel) : '';
   }
 
   /**
-   * Opens a channel. The invite goes to the other agent by a way that nobody else reads.
+   * Opens a channel. Pass the invite to the other agent by a way that nobody else can read.
    *
-   * @param topic what it is about; the joiner sees it
-   * @throws BadState the session is used already
-   * @throws FrameTooLong the topic has more than 65,505 bytes, escaped
-   * @throws RelayRefused, Unavailable the session is as it was
+   * @param topic what the channel is about; the joiner sees it
+   * @throws `BadState` if the session was opened or joined before
+   * @throws `FrameTooLong` if the topic has more than 65,505 bytes as JSON
+   * @throws {@link RelayRefused} or `Unavailable`; the session can then be used as before
+   * @throws the signal's reason when it aborts
    */
   async open(topic: string, o: Abortable = {}): Promise<Invite> {
     const signal = this.#signal(o);
@@ -238,14 +274,16 @@ export class Session implements Channel {
   }
 
   /**
-   * Accepts an invite. The invite's relay is not asked, for a link tells neither its scheme nor its path: the session
-   * talks to its own. When the handshake message could not be sent, the seat is kept: `poll`, or `join` with the same
-   * invite, sends it again.
+   * Accepts an invite: takes the second seat, and sends the first handshake message. It uses the session's own relay, not
+   * the one in the invite, since a link holds neither scheme nor path of a relay. If the handshake message could not be
+   * sent, the seat is kept: `poll`, or `join` with the same invite, sends it again.
    *
-   * @throws BadInvite nothing was asked of the relay
-   * @throws BadState the session is used already
-   * @throws RelayRefused `full`: someone else has the seat, or this session
-   * @throws Unavailable
+   * @param invite the invite or its link
+   * @throws {@link BadInvite} if it is not an invite, or holds an unusable key; nothing was sent
+   * @throws `BadState` if the session was opened or joined before
+   * @throws {@link RelayRefused} `full` if both seats are taken, perhaps by this session itself; `no-channel`; `token`
+   * @throws `Unavailable` if the relay could not be reached
+   * @throws the signal's reason when it aborts
    */
   async join(invite: Invite | string, o: Abortable = {}): Promise<void> {
     const signal = this.#signal(o);
@@ -270,12 +308,15 @@ export class Session implements Channel {
   }
 
   /**
-   * Says something. Before the handshake it is queued and goes out right after it.
+   * Sends a text. Before the handshake is finished it is queued, and sent right after it.
    *
-   * @returns the seq, 0 while it is queued
-   * @throws SessionClosed
-   * @throws CapacityReached 1,024 texts are queued
-   * @throws Unavailable, RelayRefused it may have arrived; said again in the same words, it arrives once
+   * @param text any text; may be empty
+   * @returns `seq`: the number of the frame, or 0 if the text is queued
+   * @throws {@link SessionClosed} if the session is closed
+   * @throws `CapacityReached` if 1,024 texts are queued already
+   * @throws {@link RelayRefused} or `Unavailable`; the text may have arrived. Send the same text again: it arrives only
+   * once
+   * @throws the signal's reason when it aborts
    */
   async send(text: string, o: Abortable = {}): Promise<{ seq: number }> {
     const signal = this.#signal(o);
@@ -298,27 +339,30 @@ export class Session implements Channel {
   }
 
   /**
-   * What arrived, waiting for it at most `waitMs`, however long the relay holds a read. Finishes the handshake on the
-   * way. An error met beside messages is raised by the next poll; a frame that does not authenticate is one error.
+   * Returns the messages that have arrived, and waits for one for up to `waitMs`. Also carries out the handshake, and
+   * sends what is queued. If an error occurs after messages have arrived, they are returned, and the next poll throws it.
    *
-   * @throws RelayRefused, Unavailable the relay; `no-channel` is final and closes the session
-   * @throws HandshakeFailed, DecryptError a frame was skipped; later ones are read
+   * @param waitMs how long to wait, in milliseconds; default 0. Not limited by how long the relay holds a read
+   * @returns the messages, in order; none if nothing arrived
+   * @throws {@link RelayRefused} or `Unavailable` if the relay fails; `no-channel` is final, and closes the session
+   * @throws {@link HandshakeFailed} or `DecryptError` once for each frame that is not authentic; later frames are read
+   * @throws the signal's reason when it aborts
    */
   async poll(waitMs: number = 0, o: Abortable = {}): Promise<Received[]> {
     const signal = this.#signal(o);
     const { clock } = this.#http;
     return this.#turn('poll', signal, async () => {
       const { inbox } = this.#s;
-      // No number is no wait.
+      // `|| 0` for what is not a number.
       const deadline = clock.now() + (Math.max(waitMs, 0) || 0);
-      // While somebody listens, his loop reads, and what is for us is waited for.
+      // While somebody listens, the listening loop reads; here its messages are waited for.
       for (let left = waitMs; this.#listeners.size && !inbox.length && left > 0; left = deadline - clock.now()) {
         await clock.sleep(left, eitherOf(signal, this.#bell.signal)).catch(() => signal?.throwIfAborted());
       }
       if (!this.#listeners.size && !inbox.length && this.#problem === undefined) {
         await this.#gather(deadline, signal).catch((cause) => (this.#problem ??= cause));
       }
-      // Who gave up does not want to hear of it at the next poll.
+      // A caller who aborted does not want to get the error at the next poll.
       const problem = this.#problem;
       if (!inbox.length || signal?.aborted) this.#problem = undefined;
       if (!inbox.length && problem !== undefined) throw problem;
@@ -327,9 +371,12 @@ export class Session implements Channel {
   }
 
   /**
-   * All that arrives, until the channel is closed. Waits out failures of the relay; skipped frames are events.
+   * Yields the messages as they arrive, until the channel is closed; the last one has `kind: 'close'` if the other end
+   * closed it. Transient failures of the relay are waited out. Frames that are not authentic are skipped (event
+   * `skipped`).
    *
-   * @throws RelayRefused the relay gives the channel up
+   * @throws {@link RelayRefused} if the relay gives up the channel
+   * @throws the signal's reason when it aborts
    */
   async *messages(o: Abortable = {}): AsyncGenerator<Received> {
     const signal = this.#signal(o);
@@ -344,9 +391,10 @@ export class Session implements Channel {
   }
 
   /**
-   * As a channel: hands JSON-RPC frames to the listener as they come, until the returned function is called.
+   * Passes JSON-RPC frames to a listener as they arrive. `serve` and `call` use it.
    *
-   * @throws RelayRefused `no-channel`: open or join first
+   * @returns a function that ends the listening
+   * @throws {@link RelayRefused} `no-channel` before `open` or `join`
    */
   async listen(listener: Listener): Promise<() => void> {
     this.#seat();
@@ -359,12 +407,14 @@ export class Session implements Channel {
   }
 
   /**
-   * Ends the channel with an outcome that the other end gets after all that was said before. The session is closed at
-   * once, whatever the relay does; an outcome that could not be sent, or not yet for want of a handshake, is sent by
-   * the next `poll`, or by `close` again.
+   * Closes the channel with an outcome, which the other end gets after everything sent before. The session is closed at
+   * once, whatever the relay does. If the outcome could not be sent, or cannot be before the handshake, the next `poll`
+   * sends it, or another `close`.
    *
-   * @throws SessionClosed texts were queued and no channel was ever opened for them
-   * @throws Unavailable, RelayRefused the other end may not have been told
+   * @param outcome any text; may be empty
+   * @throws {@link SessionClosed} if texts were queued and no channel was ever opened for them
+   * @throws {@link RelayRefused} or `Unavailable`; the other end may not know that it is over
+   * @throws the signal's reason when it aborts
    */
   async close(outcome: string, o: Abortable = {}): Promise<void> {
     const signal = this.#signal(o);
@@ -387,8 +437,8 @@ export class Session implements Channel {
   }
 
   /**
-   * All that is needed to go on in another process: keys, seat, cursor, and what was not sent yet. To be guarded like a
-   * private key, and to be resumed once; resumed twice, no seq is used twice all the same.
+   * Returns all that it takes to go on in another process: keys, seat, cursor, and what was not sent yet. Guard it like a
+   * private key. Resume it once only; even if it is resumed twice, no nonce is used twice.
    */
   save(): Uint8Array {
     if (this.#s.secret) this.#s.ephemeral ??= this.#http.random(32);
@@ -396,9 +446,13 @@ export class Session implements Channel {
   }
 
   /**
-   * A session as it was saved. What was handed out after that is handed out again, for the relay keeps it.
+   * Makes a session of what {@link Session.save} returned. Messages that arrived after saving are returned once more,
+   * since the relay still has them.
    *
-   * @throws BadKey no saved state, or one of another identity
+   * @param state what was saved
+   * @param identity the same identity as before
+   * @param relay the same relay as before
+   * @throws `BadKey` if it is not a saved session of this identity
    */
   static async resume(state: Uint8Array, identity: Identity, relay: Relay, o: SessionOptions = {}): Promise<Session> {
     const session = new Session(identity, relay, o);
@@ -451,7 +505,7 @@ export class Session implements Channel {
     if (this.#s.state !== 'closed') Object.assign(this.#s, { state: 'closed', why });
   }
 
-  // Closed, and nobody is left to be told.
+  // Closed, and nothing is left to be sent to anybody.
   #over(): boolean {
     const { state, joined, queue, outbox } = this.#s;
     return state === 'closed' && !(joined && (queue.length || outbox.length));
@@ -480,7 +534,7 @@ export class Session implements Channel {
     return initiator ? this.#handshake.write(GREETING) : undefined;
   }
 
-  // The handshake message is our first frame, also where a copy of the state sent it before.
+  // The handshake message is always our first frame, even if a copy of the state has sent it before.
   #greet(payload: Uint8Array): void {
     const hello = this.#frame(1n, 1, payload);
     Object.assign(this.#s, { seq: 1n, hello });
@@ -497,9 +551,10 @@ export class Session implements Channel {
     if (this.#resumed) {
       const { clock, random } = this.#http;
       const chance = (bits: number): bigint => BigInt(Math.floor(randomFloat(random) * 2 ** bits));
-      // The time, and 20 random bits: above whatever a copy of the state may have spent.
+      // The time and 20 random bits: above every number that a copy of the state may have used.
       const fresh = (BigInt(Math.floor(clock.now())) << 20n) + chance(20);
-      // A clock that was set back since then tells nothing; the next seq might be that of each copy.
+      // If the clock was set back, the time is no help, and the next number might be that of another copy: skip at
+      // random.
       seq = fresh > seq ? fresh : seq + RESUMED + chance(40);
       this.#resumed = false;
     }
@@ -519,7 +574,7 @@ export class Session implements Channel {
     const { outbox, queue } = this.#s;
     if (this.#transport) outbox.push(...queue.splice(0).map((message) => this.#seal(message)));
     while (outbox.length) {
-      // What the relay will never take must not hold up the rest.
+      // A frame that the relay will never accept must not hold up the rest.
       await this.#post(outbox[0]!, signal).catch((cause) => {
         if (cause?.code === 'http') outbox.shift();
         throw cause;
@@ -528,7 +583,7 @@ export class Session implements Channel {
     }
   }
 
-  // A relay that has forgotten a channel will not remember it.
+  // Once a relay has forgotten a channel, the session is over.
   #lost(cause: unknown): never {
     if (isForgotten(cause)) {
       this.#shut('the relay forgot the channel');
@@ -553,7 +608,7 @@ export class Session implements Channel {
       await post();
       try {
         for (;;) {
-          // Closed while something else was waited for: the bell has rung, and nobody will hear it again.
+          // Closed while we waited for something else: the bell has rung already, and will not ring again.
           if (!wasOver && this.#over()) return;
           const bell = this.#bell.signal;
           const either = wasOver ? signal : eitherOf(signal, bell);
@@ -563,7 +618,7 @@ export class Session implements Channel {
           let frames: Frame[];
           try {
             if (this.#idle && pause > 0) await clock.sleep(pause, either);
-            // With bad news to tell, nothing is waited for.
+            // If there is an error to throw, do not wait.
             if (this.#problem === undefined) waitMs = Math.min(Math.max(deadline - clock.now(), 0), MAX_WAIT_MS);
             frames = await this.#relay.recv(seat, this.#s.floor, waitMs, { signal: either });
           } catch (cause) {
@@ -574,8 +629,8 @@ export class Session implements Channel {
           const { floor } = this.#s;
           const keyed = this.#take(frames);
           await post();
-          // A relay that answers early with nothing new (old frames, junk, or because it does not hold) must not make us
-          // spin.
+          // A relay that answers early with nothing new (old frames, junk, or because it does not hold reads) must not
+          // cause a busy loop.
           const early = frames.length > 0 || clock.now() - start < Math.min(waitMs, 1000) * 0.9;
           const news = this.#s.floor > floor;
           this.#idle = early && !news ? this.#idle + 1 : 0;
@@ -588,7 +643,7 @@ export class Session implements Channel {
     });
   }
 
-  // Who has the other seat is found out beside the first read, and by a handshake as well.
+  // Finds out, in parallel to a read, whether the other seat is taken. A handshake shows it as well.
   async #look(seat: Membership, signal: AbortSignal | undefined): Promise<void> {
     if (!this.#s.joined && (await this.#relay.members(seat, { signal }).catch(() => 0)) > 1) this.#s.joined = true;
     this.#s.present = this.#s.joined || this.#s.state === 'closed';
@@ -600,7 +655,7 @@ export class Session implements Channel {
     let tries = 0;
     for (const frame of frames) {
       const { seq, type, payload } = frame;
-      // Data that overtook the handshake is read again after it.
+      // Data that comes before the handshake is left alone: it is read again after it.
       if (seq <= this.#s.floor || (type === 2 && !this.#transport)) continue;
       const name = (): string => `${seq} ${type} ${toHex(sha256(payload))}`;
       if (this.#junk.size && this.#junk.has(name())) continue;
@@ -609,7 +664,8 @@ export class Session implements Channel {
         if (type === 2) this.#accept(seq, this.#transport!.open(seq, payload));
         else if (type === 1 && this.#handshake) {
           this.#finish(this.#handshake, payload);
-          // Nobody vouches for the seq of this frame, which is 1 unless somebody plays tricks. It may come again.
+          // The number of this frame is not authenticated. It is 1, unless somebody tampered with it; the frame may come
+          // again.
           this.#s.floor = 1n;
           this.#junk.add(name());
           keyed = true;
@@ -646,7 +702,7 @@ export class Session implements Channel {
     Object.assign(this.#s, { floor: seq, hello: undefined });
     if (seq > floor + 1n) {
       onEvent({ kind: 'gap', expected: `${floor + 1n}`, got: `${seq}` });
-      // So many cannot be lost: the other end was resumed, which need not have cost anything.
+      // So many frames cannot be lost: the other end was resumed, and perhaps nothing is missing.
       if (seq - floor < RESUMED) {
         const gap = new RingGap(this.room, Number(floor + 1n), Number(seq), 'overflow');
         this.#tell((listener) => listener.gap(gap));
@@ -666,7 +722,7 @@ export class Session implements Channel {
     onEvent({ kind: 'skipped', seq: `${seq}`, reason: 'nobody reads' });
   }
 
-  // One that fails keeps nothing from the others, nor ends the session.
+  // A listener that throws neither keeps anything from the others nor ends the session.
   #tell(what: (listener: Listener) => void): void {
     for (const listener of [...this.#listeners]) {
       try {
@@ -677,7 +733,7 @@ export class Session implements Channel {
     }
   }
 
-  // Reads for those who listen, until none does or the channel is closed.
+  // Reads for listeners, until there are none or the channel is closed.
   async #pump(): Promise<void> {
     const step = async (waitMs: number): Promise<{ value?: boolean }> => {
       if (this.#over()) return { value: true };
@@ -692,7 +748,7 @@ export class Session implements Channel {
     };
     let cause: unknown;
     this.#pumping = true;
-    // Whoever begins to listen while the last one leaves is served as well.
+    // A loop, for those who begin to listen while the last one leaves.
     while (cause === undefined && this.#listeners.size) {
       try {
         for await (const isDone of poll(this.#http, step, { waitMs: MAX_WAIT_MS })) if (isDone) break;
