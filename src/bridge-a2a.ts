@@ -1,6 +1,6 @@
 /**
- * A2A for those who use the published SDK: its request handler behind a mailbox, and rooms as a transport of its client.
- * Both satisfy the SDK by shape; the SDK itself is not needed here.
+ * The official A2A SDK over rooms: its request handler behind a mailbox, and rooms as a transport of its client. Both
+ * have the shape that the SDK asks for; the SDK is not a dependency.
  *
  * @module
  */
@@ -19,7 +19,7 @@ import { checkSigner } from './rooms.ts';
 import type { Signer } from './signer.ts';
 import { Seats } from './turns.ts';
 
-/** Methods with one answer, and with many, of version 1.0 and 0.3. */
+/** The methods with one answer, of A2A 1.0 and 0.3. */
 const PLAIN = [
   'SendMessage',
   'GetTask',
@@ -39,12 +39,15 @@ const PLAIN = [
   'tasks/pushNotificationConfig/delete',
   'agent/getAuthenticatedExtendedCard',
 ];
+/** The methods with many. */
 const STREAMS = ['SendStreamingMessage', 'SubscribeToTask', 'message/stream', 'tasks/resubscribe'];
 
 /** How long a stream may be silent, ms. */
 const SILENCE_MS = 600_000;
 
-/** Whether a result is the last of its stream: a message, or a state in which the task is over or waits for the caller. */
+/**
+ * Whether a result is the last of its stream: a message, or a state in which the task has ended or waits for the caller.
+ */
 function isLast(result: unknown): boolean {
   if (!isObject(result)) return true;
   if (result['message'] !== undefined || result['kind'] === 'message' || result['final'] === true) return true;
@@ -56,29 +59,48 @@ function isLast(result: unknown): boolean {
 
 // --- the agent's side --------------------------------------------------------------------------------------------
 
-/** What is needed of the SDK's `JsonRpcTransportHandler`. */
+/** What {@link a2aHandlerMethods} needs of the SDK's `JsonRpcTransportHandler`. */
 export interface A2ARequestHandler<Context> {
-  /** Takes a JSON-RPC request; gives its response, or one after the other those of a stream. */
+  /** Answers a JSON-RPC request with a response, or with an async generator of them. */
   handle(request: Record<string, unknown>, context: Context): Promise<object>;
 }
 
 /**
- * The methods of an agent made with the published A2A SDK, for `serve`. Who asks is the key that signed the request: name it
- * in the context, since the SDK shows tasks only to the user who made them. A request that comes twice runs once, as
- * `serve` has it.
+ * Makes the methods of an agent that is written with the official A2A SDK, for `serve`. The caller is the key that
+ * signed the request. Name it as the user in the context, since the SDK shows tasks only to the user who created them. A
+ * request that comes twice runs once, like any that `serve` takes.
  *
+ * @param handler the SDK's `JsonRpcTransportHandler`, or anything that does the same
+ * @param contextOf makes the SDK's `ServerCallContext` from the caller's DID
+ * @param o `clock`: the source of time, by which a stream ends after an hour
+ * @returns the methods of A2A 1.0 and 0.3, for the option `methods` of `serve`
  * @example
  * ```ts
+ * import { AgentCard, Message } from '@a2a-js/sdk';
+ * import {
+ *   AgentEvent,
+ *   type AgentExecutor,
+ *   DefaultRequestHandler,
+ *   InMemoryTaskStore,
+ *   JsonRpcTransportHandler,
+ *   ServerCallContext,
+ * } from '@a2a-js/sdk/server';
+ * import { a2aCard, serve, Signer } from 'technocore-rpc';
+ * import { a2aHandlerMethods } from 'technocore-rpc/bridge';
+ *
+ * const executor: AgentExecutor = {
+ *   async execute(_request, bus) {
+ *     const message = { messageId: crypto.randomUUID(), role: 'ROLE_AGENT', parts: [{ text: 'hello to you' }] };
+ *     bus.publish(AgentEvent.message(Message.fromJSON(message)));
+ *   },
+ *   async cancelTask() {},
+ * };
+ * const card = AgentCard.fromJSON(a2aCard({ name: 'hello', skills: [{ name: 'greet' }], mailbox: 'mb-p-hello-3c9a' }));
  * const handler = new JsonRpcTransportHandler(new DefaultRequestHandler(card, new InMemoryTaskStore(), executor));
- * const methods = a2aHandlerMethods(
- *   handler,
- *   (from) => new ServerCallContext({ user: { isAuthenticated: true, userName: from }, requestedVersion: '1.0' }),
- * );
- * await serve('mb-p-agent', signer, { methods });
+ * const contextOf = (userName: string) =>
+ *   new ServerCallContext({ user: { isAuthenticated: true, userName }, requestedVersion: '1.0' });
+ * await serve('mb-p-hello-3c9a', await Signer.fromDir(), { methods: a2aHandlerMethods(handler, contextOf) });
  * ```
- * @param handler the SDK's `JsonRpcTransportHandler`, or anything that handles the same
- * @param contextOf makes the SDK's `ServerCallContext` of the caller's DID
- * @param o `clock`: by which a stream ends after an hour
  */
 export function a2aHandlerMethods<Context>(
   handler: A2ARequestHandler<Context>,
@@ -103,7 +125,7 @@ export function a2aHandlerMethods<Context>(
       const over = new AbortController();
       const release = streams.take(call, () => over.abort());
       if (!release) throw new RpcError(1002, 'Busy: too many streams', { retryAfterMs: 10_000 });
-      // Nobody sees a reader go.
+      // A caller that goes away is not noticed, so every stream has an end.
       clock.sleep(STREAM_MS, over.signal).then(
         () => over.abort(),
         () => {},
@@ -124,10 +146,10 @@ export function a2aHandlerMethods<Context>(
 
 const isStream = (answer: object): answer is AsyncGenerator<unknown> => Symbol.asyncIterator in answer;
 
-/** @throws RpcError the response is an error */
+/** @throws RpcError if the response is an error */
 const resultIn = (response: unknown): Json => resultOf(JSON.parse(JSON.stringify(response)) as JsonObject);
 
-/** The results of a stream, the last of them returned. */
+/** The results of a stream; the last one is returned. */
 async function* results(answers: object, signal: AbortSignal): AsyncGenerator<Json, Json> {
   if (!isStream(answers)) return resultIn(answers);
   const ended = new RpcError(1001, 'Interrupted: the stream ends here, and the task goes on');
@@ -142,32 +164,41 @@ async function* results(answers: object, signal: AbortSignal): AsyncGenerator<Js
       yield result;
     }
   } finally {
-    // It may wait for its task for ever, and so may this.
+    // Not awaited: it may wait for its task without end.
     answers.return(undefined).catch(() => {});
   }
 }
 
 // --- the caller's side -------------------------------------------------------------------------------------------
 
-/** The SDK's `JsonRpcTransportFactory`. */
+/** The shape of the SDK's class `JsonRpcTransportFactory`. */
 export type JsonRpcTransportFactory<Transport, Card> = new (o: {
   fetchImpl: typeof fetch;
 }) => { create(url: string, card: Card): Promise<Transport> };
 
 /** Options of {@link RoomTransportFactory}. */
 export interface RoomTransportOptions extends Omit<CallOptions, 'id' | 'batch'> {
-  /** Our own mailbox. */
+  /** The caller's own mailbox, to which answers go. */
   replyTo: string;
 }
 
 /**
- * Rooms as a transport of the published A2A SDK's client: an agent whose card names {@link A2A_BINDING} is called through its
- * mailbox. The SDK's own `JsonRpcTransportFactory` writes and reads what goes through it.
+ * Rooms as a transport for the client of the official A2A SDK. An agent whose card names the binding `A2A_BINDING` is
+ * called through its mailbox; the SDK's own `JsonRpcTransportFactory` makes the requests and reads the answers.
  *
  * @example
  * ```ts
- * const factory = new ClientFactory({ transports: [new RoomTransportFactory(JsonRpcTransportFactory, signer, { replyTo: 'mb-p-me' })] });
- * const client = await factory.createFromAgentCard(card);
+ * import { AgentCard, SendMessageRequest } from '@a2a-js/sdk';
+ * import { ClientFactory, JsonRpcTransportFactory } from '@a2a-js/sdk/client';
+ * import { a2aCard, Signer } from 'technocore-rpc';
+ * import { RoomTransportFactory } from 'technocore-rpc/bridge';
+ *
+ * // the agent's card, as from a2aReadCard
+ * const card = AgentCard.fromJSON(a2aCard({ name: 'hello', skills: [{ name: 'greet' }], mailbox: 'mb-p-hello-3c9a' }));
+ * const rooms = new RoomTransportFactory(JsonRpcTransportFactory, Signer.generate(), { replyTo: 'mb-p-ada-44e0' });
+ * const client = await new ClientFactory({ transports: [rooms] }).createFromAgentCard(card);
+ * const message = { messageId: crypto.randomUUID(), role: 'ROLE_USER', parts: [{ text: 'hello' }] };
+ * console.log(JSON.stringify(await client.sendMessage(SendMessageRequest.fromJSON({ message }))));
  * ```
  */
 export class RoomTransportFactory<Transport, Card> {
@@ -176,9 +207,13 @@ export class RoomTransportFactory<Transport, Card> {
   readonly #o: RoomTransportOptions;
 
   /**
+   * Makes a factory, for the option `transports` of the SDK's `ClientFactory`.
+   *
    * @param jsonRpc the SDK's class `JsonRpcTransportFactory`
-   * @param o `base`: the only service that a card may name; default: whichever it names
-   * @throws BadKey, BadName no signer, no mailbox
+   * @param signer the caller's key
+   * @param o `replyTo`: the caller's own mailbox. `base`: the only service that a card may name; default: any. Other
+   * options as for `call`
+   * @throws `BadKey` if no signer is given; `BadName` if `replyTo` is not a mailbox
    */
   constructor(jsonRpc: JsonRpcTransportFactory<Transport, Card>, signer: Signer, o: RoomTransportOptions) {
     checkSigner(signer);
@@ -188,16 +223,17 @@ export class RoomTransportFactory<Transport, Card> {
     this.#o = o;
   }
 
-  /** The binding that cards name for agents behind mailboxes. */
+  /** The name of the binding: `A2A_BINDING`. */
   get protocolName(): string {
     return A2A_BINDING;
   }
 
   /**
-   * The transport to one agent.
+   * Makes the transport to one agent. The SDK calls it.
    *
-   * @param url its mailbox as the card has it, `https://<service>/r/<mailbox>`
-   * @throws BadName no mailbox, or one of another service than the option `base`
+   * @param url the agent's mailbox as its card names it: `https://<service>/r/<mailbox>`
+   * @param card the agent's card
+   * @throws `BadName` if it is not a mailbox, or not one of the service in the option `base`
    */
   async create(url: string, card: Card): Promise<Transport> {
     const [, base, mailbox] = /^(https?:\/\/[^?#]+?)\/r\/([^/?#]+)$/.exec(String(url)) ?? [];
@@ -215,7 +251,7 @@ export class RoomTransportFactory<Transport, Card> {
   }
 }
 
-/** One HTTP request of the SDK's, carried through rooms; its answer is what an HTTP server would give. */
+/** Carries one HTTP request of the SDK through rooms, and answers it as an HTTP server would. */
 async function carried(mailbox: string, body: string, signer: Signer, o: RoomTransportOptions): Promise<Response> {
   const { id, method, params } = JSON.parse(body) as { id: Json; method: string; params?: Json };
   if (!STREAMS.includes(method)) {
@@ -238,7 +274,7 @@ async function carried(mailbox: string, body: string, signer: Signer, o: RoomTra
     },
     cancel: () => left.abort(new TechnocoreError('left', 'nobody listens to the stream any more')),
   });
-  // A refusal is an answer of its own, as it is over HTTP.
+  // A refusal is a response with one error, as over HTTP, and not a stream.
   const first = await new Promise<JsonObject | undefined>((resolve, reject) => {
     let isFirst = true;
     const take = (frame: JsonObject, kind: string): 'done' | number | undefined => {

@@ -1,6 +1,7 @@
 /**
- * The asking end of the official MCP SDK over rooms: what its `Client` sends goes out as calls of ours, under ids of ours, so
- * that any number of clients share one reply mailbox and one parked read; what comes back gets the client's own ids again.
+ * The client side of the official MCP SDK over rooms. What its `Client` sends goes out as calls under ids of ours, so
+ * that any number of clients can share one reply mailbox and one held read; what comes back gets the client's own ids
+ * again.
  *
  * @module
  */
@@ -22,68 +23,84 @@ import { LOG_LEVEL, REQUEST_ID } from './notices.ts';
 import { checkSigner } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
-/** Local, beside those that a server answers: whether the request was executed is not known; `data.reason` says why. */
+/**
+ * The code (1006) of the JSON-RPC error that a {@link RoomClientTransport} makes for a request whose answer is lost.
+ * Whether the request was executed is not known; `data.reason` is the code of the error behind it, such as
+ * `call_timeout`.
+ */
 export const LOST = 1006;
 
 /** How long a request may stay unanswered, ms, if the client does not give up sooner. */
 const TIMEOUT_MS = 3_600_000;
-/** The same for the first of all requests, so that whoever calls into a void learns why, while a host still waits. */
+/** The same for `server/discover`, so that the client learns why there is no server while its host still waits. */
 const DISCOVER_MS = 25_000;
 /** The same for a subscription. */
 const LISTEN_MS = 604_800_000;
-/** How long after the word that a subscription is torn down its answer may still come, ms. */
+/** How long the answer to a subscription may take after the notification that it was ended, ms. */
 const GRACE_MS = 2000;
-/** How long closing waits for the word to the server that nobody waits any more, ms. */
+/** How long closing waits until the server is told that nobody waits any more, ms. */
 const CLOSE_MS = 3000;
-/** Requests that the server is told of when a client closes; each is a write. */
+/** Of how many requests the server is told when a client closes: each is a write. */
 const MAX_TOLD = 8;
 
 /** Options of {@link RoomClientTransport}. */
 export interface RoomClientOptions extends Omit<CallOptions, 'id' | 'batch' | 'timeoutMs'> {
-  /** How long a request may wait, ms, if the client does not give up sooner; default an hour. */
+  /**
+   * How long a request may wait for its answer, in milliseconds, if the client does not give up sooner; default
+   * 3,600,000.
+   */
   timeoutMs?: number;
 }
 
-/** A request of the client's that is not answered. */
+/** A request of the client that is not answered yet. */
 interface Pending {
-  /** As the client named it. */
+  /** The client's id for it. */
   readonly id: Id;
-  /** Under which the server knows it; undefined until it is written. */
+  /** Our id, under which the server knows it; undefined until it is written. */
   minted?: string;
-  /** What the server calls its progress, and what the client does. */
+  /** Our progress token, which the server uses. */
   readonly token: string;
+  /** The client's progress token. */
   readonly ownToken: Json | undefined;
   readonly logs: boolean;
   readonly isListening: boolean;
   readonly stop: AbortController;
   written: boolean;
-  /** The word that it was torn down, kept for the case that no answer follows. */
+  /** The notification that it was ended, kept in case no answer follows. */
   torn?: JsonObject;
 }
 
 /**
- * A transport for the `Client` of the official MCP SDK, whose servers may be far away behind a room. The client must speak
- * revision 2026-07-28: `versionNegotiation: { mode: { pin: '2026-07-28' } }`.
+ * A transport for the `Client` of the official MCP SDK, to a server behind a room. The client must speak MCP revision
+ * 2026-07-28: set `versionNegotiation: { mode: { pin: '2026-07-28' } }`.
  *
- * A request that cannot be written rejects `send`, and so the client's request, with the error of ours that says why. One
- * that was written and whose answer is lost (a gap in the reply room, no answer at all) gets an error answer with the code
- * {@link LOST}; the client may ask again, which is a request of its own. The client takes every error answer to its first
- * question, `server/discover`, for a word about revisions, and tells nobody what it was: so an error there that says nothing
- * of them (denied, busy, lost) rejects `send`, and with it `connect`, as an {@link RpcError}.
+ * If a request cannot be written, `send` rejects with an error of this library, and so does the client's request. If a
+ * request was written and its answer is lost (messages of the reply mailbox were lost, or no answer came), the client
+ * gets an error answer of code {@link LOST}, and may send the request anew. Since the client takes every error answer to
+ * `server/discover` for one about revisions and does not report it, an answer there that is about something else (denied,
+ * busy, lost) rejects `send` with an `RpcError` instead, and so rejects `connect`.
  *
  * @example
  * ```ts
- * const client = new Client({ name: 'me', version: '1' }, { versionNegotiation: { mode: { pin: '2026-07-28' } } });
- * await client.connect(new RoomClientTransport('mb-p-server', signer, { replyTo: 'mb-p-me' }));
- * console.log(await client.listTools());
+ * import { Client } from '@modelcontextprotocol/client';
+ * import { Signer } from 'technocore-rpc';
+ * import { RoomClientTransport } from 'technocore-rpc/bridge';
+ *
+ * const client = new Client({ name: 'ada', version: '1' }, { versionNegotiation: { mode: { pin: '2026-07-28' } } });
+ * await client.connect(new RoomClientTransport('mb-p-adder-2f6b', Signer.generate(), { replyTo: 'mb-p-ada-0c31' }));
+ * console.log((await client.listTools()).tools.map(({ name }) => name)); // [ 'add' ]
+ * await client.close();
  * ```
  */
 export class RoomClientTransport {
-  /** Told once that nothing comes any more. */
+  /** Called once, when nothing more will come. Set by the SDK. */
   onclose?: (() => void) | undefined;
-  /** Told what went wrong on the way. */
+  /** Called with errors on the way, such as the loss of an answer. Set by the SDK. */
   onerror?: ((error: Error) => void) | undefined;
-  /** Told what comes from the server, one message a turn: of two in one turn the SDK would take the second first. */
+  /**
+   * Called with each message of the server, one in a turn of the event loop: of two in one turn, the SDK would process
+   * the second first. Set by the SDK.
+   */
   onmessage?: ((message: any) => void) | undefined;
 
   readonly #t: Transport;
@@ -96,9 +113,13 @@ export class RoomClientTransport {
   #forget: (() => void) | undefined;
 
   /**
+   * Makes a transport that is not started yet; the client starts it.
+   *
    * @param to the server's mailbox, its DID, or a channel
-   * @param o `replyTo`: our mailbox, not with a channel
-   * @throws BadName, BadKey no mailbox, no signer
+   * @param signer the client's key
+   * @param o `replyTo`: the client's own mailbox, required unless `to` is a channel. Other options as for `call`
+   * @throws `BadName` if a mailbox is not one, or `replyTo` is missing
+   * @throws `BadKey` if no signer is given
    */
   constructor(to: string | Channel, signer: Signer, o: RoomClientOptions = {}) {
     checkSigner(signer);
@@ -112,7 +133,11 @@ export class RoomClientTransport {
     this.#o = o;
   }
 
-  /** @throws TechnocoreError `started`: it was before */
+  /**
+   * Starts the transport. The client calls it in `connect`.
+   *
+   * @throws `TechnocoreError` `started` if it was started before; the signal's reason if it has aborted
+   */
   async start(): Promise<void> {
     if (this.#state !== 'new') throw new TechnocoreError('started', 'the transport was already started');
     this.#o.signal?.throwIfAborted();
@@ -121,10 +146,13 @@ export class RoomClientTransport {
   }
 
   /**
-   * Sends a message of the client's; resolves once it is written, and `server/discover` once it is answered.
+   * Sends a message of the client. Resolves once it is written, or for `server/discover` once that is answered.
    *
-   * @throws TechnocoreError `closed`; `duplicate_id`: a request with that id waits; what {@link call} throws before the
-   *   request is written; RpcError `server/discover` was answered with an error that says nothing of revisions
+   * @param message a JSON-RPC request or notification
+   * @throws `TechnocoreError` `closed` if the transport is not open; `duplicate_id` if a request with the same id still
+   * waits; `bad_frame` if it is neither request nor notification
+   * @throws what `call` throws before a request is written
+   * @throws `RpcError` if `server/discover` is answered with an error that is not about revisions
    */
   async send(message: any): Promise<void> {
     if (this.#state !== 'open') throw new TechnocoreError('closed', 'the transport is not open');
@@ -138,7 +166,7 @@ export class RoomClientTransport {
     }
   }
 
-  /** Gives up what is not answered, and tells the server so. Resolves when that is written, or could not be for long. */
+  /** Closes the transport. Requests that wait are abandoned, and the server is told so, for three seconds at most. */
   async close(): Promise<void> {
     if (this.#state === 'closed') return;
     this.#state = 'closed';
@@ -211,7 +239,7 @@ export class RoomClientTransport {
     return method === 'server/discover' ? Math.min(timeoutMs, DISCOVER_MS) : timeoutMs;
   }
 
-  /** What a notification means to one request. */
+  /** Takes a notification that may belong to a request. */
   #notice(one: Pending, { method, params }: JsonObject): Taken {
     if (one.minted === undefined || !isObject(params)) return undefined;
     const meta = metaIn(params);
@@ -232,7 +260,7 @@ export class RoomClientTransport {
         return hand({ progressToken: one.ownToken, _meta });
       case 'notifications/message':
         if (isOurs) return hand({ _meta });
-        // Of a server that does not say whose it is: for one of those who asked for such lines.
+        // From a server that does not say to which request it belongs: passed on once, if log lines were asked for.
         if (meta[REQUEST_ID] === undefined && this.#firstWithLogs() === one) hand({});
         return undefined;
       case 'notifications/cancelled':
@@ -257,11 +285,11 @@ export class RoomClientTransport {
     this.#pending.delete(key);
     one.stop.abort(new TechnocoreError('cancelled', 'the client cancelled the request'));
     const reason = params?.['reason'];
-    // What waited to be written never will be, and there is nothing to call off.
+    // A request that was not written yet never will be: there is nothing to cancel.
     if (one.written) await this.#cancel(one, typeof reason === 'string' ? reason.slice(0, 200) : undefined);
   }
 
-  /** Tells the server that nobody waits for an answer. */
+  /** Tells the server that nobody waits for the answer any more. */
   async #cancel({ minted }: Pending, reason: string | undefined): Promise<void> {
     const { signal: _, ...o } = this.#o;
     const params = { requestId: minted!, ...(reason !== undefined && { reason }) };
@@ -272,7 +300,7 @@ export class RoomClientTransport {
     }
   }
 
-  /** What ends a request whose answer will not come: the client can ask again, as a new request. */
+  /** The frame that ends a request whose answer will not come. The client can ask again, by a new request. */
   #lost(one: Pending, cause: unknown): JsonObject {
     if (one.torn) return one.torn;
     const { code: reason, message } = TechnocoreError.is(cause) ? cause : { code: 'failed', message: String(cause) };
@@ -293,13 +321,13 @@ export class RoomClientTransport {
     } catch (cause) {
       this.#t.onEvent({ kind: 'handler-error', method: frame['method'], error: cause });
     }
-    // Whatever the client puts off until its next turn comes before the next message.
+    // The next message waits until what the client has put off to its next turn is done.
     this.#inbound.shift();
     if (this.#inbound.length > 0) nextTurn(this.#next);
   };
 }
 
-/** An error answer of one whose code is ours, and not one of JSON-RPC or MCP, which all are below 0. */
+/** The error of an answer if its code is one of this library's, which are above 0, and not one of JSON-RPC or MCP. */
 function refusalIn({ error }: JsonObject): RpcError | undefined {
   const { code, message, data } = isObject(error) ? error : {};
   return typeof code === 'number' && code > 0 ? new RpcError(code, String(message), data) : undefined;

@@ -1,6 +1,6 @@
 /**
- * The answering end of the official MCP SDK over rooms: requests that {@link serve} admitted go to the SDK's server under ids
- * of ours, since two callers may use the same; its answers and notices get the caller's own ids again.
+ * The server side of the official MCP SDK over rooms. Requests that {@link serve} has admitted go to the SDK's server
+ * under ids of ours, since two callers may use the same id; its answers and notifications get the caller's own ids again.
  *
  * @module
  */
@@ -44,26 +44,30 @@ import { SPILL_META } from './spill.ts';
 import type { LogLevel } from './tools.ts';
 import { NEVER, Seats } from './turns.ts';
 
-/** Member of `params._meta` that tells the server who calls: the DID that signed the request. */
+/** The member of `params._meta` that tells the server who calls: the DID that signed the request. */
 export const FROM_META = 'chat.technocore/from';
 
-/** Options of {@link RoomServerTransport}: those of {@link serve} that do not say what is served. */
+/** Options of {@link RoomServerTransport}: those of `serve`, except for those that say what is served. */
 export interface RoomServerOptions
   extends Omit<
     ServeOptions,
     'methods' | 'tools' | 'serverInfo' | 'instructions' | 'pageSize' | 'layer' | 'deadlineMs'
   > {
-  /** How long the server may take to answer, ms; default 600,000. */
+  /** How long the server may take to answer a request, in milliseconds; default 600,000. */
   deadlineMs?: number;
-  /** How long closing waits for answers, ms, before what is left is called off; default 10,000. */
+  /** How long closing waits for answers, in milliseconds, before it cancels what is left; default 10,000. */
   drainMs?: number;
 }
 
-/** Who calls, as the SDK's handlers see it: `clientId` is the DID that signed the request. There is no token. */
+/** Who calls, in the form in which the SDK's handlers get it (`extra.authInfo`). */
 export interface RoomAuthInfo {
+  /** Empty: there is no token. */
   token: string;
+  /** The DID that signed the request. */
   clientId: string;
+  /** Empty. */
   scopes: string[];
+  /** The room or session through which the request came. */
   extra: { room: string };
 }
 
@@ -71,30 +75,43 @@ const DEADLINE_MS = 600_000;
 const DRAIN_MS = 10_000;
 /** How long the last answers may take to be written, ms. */
 const WRITE_MS = 5000;
-/** Subscriptions of one key that was let in by name: it may stand for many clients. */
+/** The most subscriptions of a key that `allow` let in: it may stand for many clients. */
 const KNOWN_LISTENERS = 64;
 
 /**
- * A transport for the servers of the official MCP SDK, or for whatever else takes and gives MCP messages: what is written
- * into a mailbox, or comes over a channel, becomes messages of revision 2026-07-28. Who called stands in
- * `params._meta["chat.technocore/from"]` and in `extra.authInfo.clientId`.
+ * A transport for the servers of the official MCP SDK, or anything else that takes and sends MCP messages. What is
+ * written into a mailbox, or comes over a channel, reaches the server as messages of MCP revision 2026-07-28. The
+ * caller's DID is in `params._meta["chat.technocore/from"]` and in `extra.authInfo.clientId`.
  *
- * Only requests with all that the revision demands of `_meta` reach the server, and of notifications only the cancelling of
- * a caller's own request, so that no stranger can make it take a whole mailbox for an older revision.
+ * Only requests with all the `_meta` members that the revision requires reach the server; of notifications, only
+ * cancellations of a caller's own request. So no stranger can make it take the whole mailbox for an older revision.
  *
  * @example
  * ```ts
+ * import { fromJsonSchema, McpServer } from '@modelcontextprotocol/server';
  * import { serveStdio } from '@modelcontextprotocol/server/stdio';
- * const transport = new RoomServerTransport('mb-p-server', signer, { allow: (from) => friends.has(from) });
- * serveStdio(() => makeServer(), { transport, legacy: 'reject' });
+ * import { Signer } from 'technocore-rpc';
+ * import { RoomServerTransport } from 'technocore-rpc/bridge';
+ *
+ * const number = { type: 'number' };
+ * const inputSchema = fromJsonSchema({ type: 'object', properties: { a: number, b: number }, required: ['a', 'b'] });
+ * function makeServer() {
+ *   const server = new McpServer({ name: 'adder', version: '1.0.0' });
+ *   server.registerTool('add', { description: 'Adds.', inputSchema }, ({ a, b }) => ({
+ *     content: [{ type: 'text', text: `${a + b}` }],
+ *   }));
+ *   return server;
+ * }
+ * const transport = new RoomServerTransport('mb-p-adder-2f6b', Signer.generate(), { allow: () => true });
+ * serveStdio(makeServer, { transport, legacy: 'reject' });
  * ```
  */
 export class RoomServerTransport {
-  /** Told once that nothing comes any more. */
+  /** Called once, when nothing more will come. Set by the SDK. */
   onclose?: (() => void) | undefined;
-  /** Told what went wrong on the way. */
+  /** Called with the error that ends the transport. Set by the SDK. */
   onerror?: ((error: Error) => void) | undefined;
-  /** Told what callers send. */
+  /** Called with each message of a caller. Set by the SDK. */
   onmessage?: ((message: any, extra?: any) => void) | undefined;
 
   readonly #mailbox: string | Channel;
@@ -106,8 +123,12 @@ export class RoomServerTransport {
   #closing: Promise<void> | undefined;
 
   /**
-   * @param mailbox our mailbox, or a channel
-   * @throws BadName, BadKey no mailbox, no signer
+   * Makes a transport that is not started yet; the server starts it.
+   *
+   * @param mailbox the mailbox to serve, or a channel
+   * @param signer the server's key
+   * @param o who may call, how many at a time and so on, as for `serve`
+   * @throws `BadName` if the mailbox is not one; `BadKey` if no signer is given
    */
   constructor(mailbox: string | Channel, signer: Signer, o: RoomServerOptions = {}) {
     checkSigner(signer);
@@ -129,8 +150,8 @@ export class RoomServerTransport {
   }
 
   /**
-   * Called by a server that is connected to the transport directly, which then serves the revisions that it negotiates
-   * itself: as a rule older ones.
+   * Called by an SDK server that is connected to the transport directly, with the revisions it will negotiate. Warns if
+   * 2026-07-28 is not among them, since requests then fail: use `serveStdio` as in the example.
    */
   setSupportedProtocolVersions(versions: string[]): void {
     if (versions.includes(MCP_VERSION)) return;
@@ -140,10 +161,10 @@ export class RoomServerTransport {
   }
 
   /**
-   * Begins to take requests.
+   * Begins to take requests. Resolves once no later request can be missed.
    *
-   * @throws TechnocoreError `started`: it was before; `closed`: it was closed before it took any; what {@link serve}
-   *   throws while it begins
+   * @throws `TechnocoreError` `started` if it was started before; `closed` if it was closed meanwhile
+   * @throws what `serve` throws while it starts
    */
   async start(): Promise<void> {
     if (this.#served) throw new TechnocoreError('started', 'the transport was already started');
@@ -154,7 +175,7 @@ export class RoomServerTransport {
       this.#served = serve(this.#mailbox, this.#signer, {
         ...o,
         deadlineMs,
-        // What is called off then is still to be written.
+        // Time to write the answers to what is cancelled then.
         drainMs: drainMs + WRITE_MS,
         layer: () => this.#layer,
         tools: new Map(),
@@ -172,16 +193,19 @@ export class RoomServerTransport {
         .finally(forget);
       this.#served.then(() => {
         if (!isReady) reject(new TechnocoreError('closed', 'the transport was closed before it took requests'));
-        // It ended by itself: nothing will come any more.
+        // Serving ended by itself: nothing more will come.
         void this.close();
       }, reject);
     });
   }
 
   /**
-   * Takes what the server sends: answers and notices, each to whom it belongs. Resolves once it is handed on.
+   * Takes a message of the server, an answer or a notification, and sends it to the caller to whom it belongs. Resolves
+   * before it is written.
    *
-   * @throws TechnocoreError `not_supported`: a request, which a server cannot send over a room
+   * @param message the message
+   * @param o `relatedRequestId`: the request to which a notification belongs
+   * @throws `TechnocoreError` `not_supported` if it is a request: MCP 2026-07-28 has none from servers
    */
   async send(message: any, o: { relatedRequestId?: string | number | undefined } = {}): Promise<void> {
     if (classify(message) === 'request') {
@@ -193,12 +217,17 @@ export class RoomServerTransport {
     this.#layer.send(message, o.relatedRequestId);
   }
 
-  /** Requests that the server has not answered yet. Subscriptions, which have no answer until they end, are none of them. */
+  /**
+   * How many requests the server has not answered yet. Subscriptions, which have no answer until they end, do not count.
+   */
   get unanswered(): number {
     return this.#layer.unanswered;
   }
 
-  /** Takes no more requests, and resolves when those that were begun are answered: by the server, or as interrupted. */
+  /**
+   * Takes no more requests. Resolves when those that were begun are answered: by the server, or after `drainMs` as
+   * interrupted.
+   */
   close(): Promise<void> {
     return (this.#closing ??= (async () => {
       this.#stop.abort(new TechnocoreError('closed', 'the transport was closed'));
@@ -209,16 +238,17 @@ export class RoomServerTransport {
   }
 }
 
-/** A request that the server has not answered. */
+/** A request that the server has not answered yet. */
 interface Pending {
   readonly from: string;
-  /** As the caller named it. */
+  /** The caller's id for it. */
   readonly id: string | number;
   readonly method: string;
   readonly isListening: boolean;
   readonly wantsLogs: boolean;
-  /** Where the page of a list begins, and most characters of it: callers that read spilled answers can have it whole. */
+  /** Of a list: where the page begins. */
   readonly place: Place | undefined;
+  /** Of a list: the most characters of the page; callers that read answers from notes can have it whole. */
   readonly limit: number;
   readonly context: DispatchContext;
   readonly notices: Notices;
@@ -230,7 +260,7 @@ type Deliver = (message: JsonObject, extra: { authInfo: RoomAuthInfo }) => void;
 interface LayerOptions {
   readonly drainMs: number;
   readonly spills: boolean;
-  /** Subscriptions that one key may have; undefined: as few as a stranger's. */
+  /** The most subscriptions of one key; undefined: as few as a stranger can have. */
   readonly perKey: number | undefined;
 }
 

@@ -1,7 +1,7 @@
 /**
- * Transports for the official MCP SDK: its `Client` and its servers talk through rooms, sealed rooms or parley sessions, and
- * know nothing of them. And for the A2A SDK: its handler behind a mailbox, its client in front of one. All satisfy the SDKs
- * by shape; none of them is needed here.
+ * Transports for the official SDKs. MCP: its `Client` and its servers talk through rooms, sealed rooms or parley sessions
+ * without knowing of them. A2A: its request handler behind a mailbox, and its client in front of one. All have the shape
+ * that the SDKs ask for; the SDKs are not dependencies of this package.
  *
  * @module
  */

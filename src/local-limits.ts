@@ -1,5 +1,5 @@
 /**
- * What bounds the local service: numbers, token buckets, held requests, repeated texts.
+ * The limits of the local service: their numbers, token buckets, held requests, repeated texts.
  *
  * @module
  */
@@ -11,94 +11,110 @@ import { codePoints } from './frames.ts';
 import type { Clock } from './http.ts';
 import type { Profile } from './local-wire.ts';
 
-/** What tests and benchmarks count. */
+/** Live counts of a local service. */
 export interface LocalStats {
-  /** Requests of every kind. */
+  /** Requests of every kind so far. */
   requests: number;
-  /** Reads let through, held ones included. */
+  /** Reads so far that were within their budget, held ones included. */
   reads: number;
-  /** Writes let through, whatever became of them. */
+  /** Writes so far that were within their budget, successful or not. */
   writes: number;
-  /** Requests answered 429. */
+  /** Requests so far that were answered with 429. */
   refused: number;
-  /** Requests held now. */
+  /** Requests that are held now. */
   parked: number;
-  /** Most requests held at once so far. */
+  /** The most requests that were held at the same time. */
   parkedMost: number;
-  /** Timers that held requests own now: none when nothing is held. */
+  /** Timers that held requests have now; 0 if nothing is held. */
   timers: number;
-  /** Sockets open now. */
+  /** Sockets that are open now. */
   connections: number;
+  /** Rooms there are now. */
   rooms: number;
+  /** Notes there are now. */
   notes: number;
-  /** Messages stored so far, announcements included. */
+  /** Messages stored so far, announcements of new rooms included. */
   messages: number;
-  /** Bytes of all rooms. */
+  /** Bytes that all rooms take now. */
   bytes: number;
-  /** Parley channels. */
+  /** Parley channels there are now. */
   channels: number;
 }
 
-/** What bounds the service. Every member is a number; the real service's are the defaults. */
+/**
+ * Limits of a local service. Each is a number; the defaults are those of the public service. Values below the least
+ * possible one (1 for the three budgets, else 0) are raised to it, and `Infinity` stands for no limit.
+ */
 export interface Limits {
+  /** Reads that an address has a minute; default 120. */
   readsPerMinute: number;
+  /** Writes that an address has a minute; default 30. */
   writesPerMinute: number;
+  /** New rooms that an address has a day; default 20. */
   newRoomsPerDay: number;
-  /** Rooms in all. */
+  /** Rooms there can be; default 5,120. */
   rooms: number;
-  /** Notes in all. */
+  /** Notes there can be; default 163,840 (profile `0.7`: 40,960). */
   notes: number;
+  /** Notes there can be in one namespace; default 5,120. */
   notesPerNamespace: number;
-  /** Bytes of one room before its older half goes. */
+  /** Bytes of a room beyond which its oldest messages are dropped, down to half; default 10,485,760. */
   roomRingBytes: number;
-  /** Bytes of all rooms; beyond it rooms keep only their share and new ones are refused. */
+  /** Bytes of all rooms beyond which rooms keep only their share and new ones are refused; default 5 GiB. */
   roomBytesTotal: number;
-  /** Age from which the messages of an `e-` room are no longer returned, ms. */
+  /** The age from which messages of an `e-` room are no longer returned, in milliseconds; default 900,000. */
   ephemeralTtlMs: number;
-  /** Longest hold of a read, ms. */
+  /** The longest time for which a read is held, in milliseconds; default 10,000. */
   longPollMs: number;
+  /** Reads of one address that can be held at a time; default 4. */
   waitersPerAddress: number;
-  /** Held reads in all. */
+  /** Reads of all addresses that can be held at a time; default 64. */
   waiters: number;
-  /** Open sockets from which every request gets 503. */
+  /** The number of open sockets from which every request is answered with 503; default 128. */
   connections: number;
-  /** Age up to which `/rooms` may be answered from memory, ms. */
+  /** For how long `/rooms` may be answered from a cache, in milliseconds; default 3,000. */
   roomsCacheMs: number;
-  /** Idle time after which rooms and notes go, ms. */
+  /** The idle time after which rooms and notes are deleted, in milliseconds; default 7 days. */
   retentionMs: number;
-  /** The same for a room with a single message, ms. */
+  /** The same for a room with a single message, in milliseconds; default 1 day. */
   singleMessageRetentionMs: number;
-  /** Least time between two runs of the reaper, ms; it runs on writes only. */
+  /**
+   * The least time between two deletions of idle rooms and notes, in milliseconds; default 300,000. Only writes cause
+   * them.
+   */
   reapEveryMs: number;
-  /** Held reads look for news in steps of this length, counted from when they were parked, ms; 0: at once. */
+  /**
+   * The steps, counted from its beginning, in which a held read looks for new messages, in milliseconds. Default 0: it is
+   * answered at once. The public service has 500.
+   */
   wakeStepMs: number;
-  /** Time in which a body has to arrive, ms; 0: any. The old profile sets none. */
+  /** The time within which a body must arrive, in milliseconds; default 10,000. 0 (profile `0.7`): any time. */
   uploadMs: number;
-  /** Window of the duplicate filter, ms; 0: off. The old profile has none. */
+  /** The time over which equal texts are counted, in milliseconds; default 60,000. 0 (profile `0.7`): they are not. */
   duplicateWindowMs: number;
-  /** Copies of a text that a room takes within the window. */
+  /** How often a room takes the same text within that time; default 5. */
   duplicateCopies: number;
-  /** Texts of fewer characters are not filtered. */
+  /** The length, in characters, below which texts are not counted; default 16. */
   duplicateMinChars: number;
-  /** Parley channels in all. */
+  /** Parley channels there can be; default 4,096. */
   relayChannels: number;
-  /** Bytes of one request body to the relay. */
+  /** The most bytes of the body of a request to the relay; default 4 MiB. */
   relayBodyBytes: number;
-  /** Bytes of one frame's payload. */
+  /** The most bytes of the payload of a frame; default 2 MiB. */
   relayFrameBytes: number;
-  /** Bytes that wait for one seat, as they would be answered; what its reader has seen makes room. */
+  /** The most bytes, as JSON, that can wait for one seat; default 16 MiB. Frames that its reader has seen make room. */
   relayInboxBytes: number;
-  /** Bytes that wait for all seats. */
+  /** The most bytes that can wait for all seats; default 256 MiB. */
   relayBytesTotal: number;
-  /** Reads held by the relay in all. */
+  /** Reads that the relay can hold at a time; default 1,024. */
   relayWaiters: number;
-  /** Idle time after which a channel is gone, ms. */
+  /** The idle time after which a channel is deleted, in milliseconds; default 7 days. */
   relayIdleMs: number;
-  /** Least time between two sweeps of idle channels, ms. */
+  /** The least time between two deletions of idle channels, in milliseconds; default 60,000. */
   relaySweepMs: number;
 }
 
-/** The limits of a profile with the caller's on top: finite, not negative, rates at least 1. */
+/** The limits of a profile, with the caller's in place of the defaults: finite, not negative, budgets at least 1. */
 export function limitsOf(profile: Profile, own: Partial<Limits> = {}): Limits {
   checkObject(own, 'the limits');
   const limits: Limits = {
@@ -142,7 +158,9 @@ export function limitsOf(profile: Profile, own: Partial<Limits> = {}): Limits {
   return limits;
 }
 
-/** Token buckets by address and kind, refilled continuously. The longest unused are forgotten first. */
+/**
+ * Token buckets by address and kind, refilled continuously. Those that were not used for the longest time are forgotten.
+ */
 export class Buckets {
   readonly #clock: Clock;
   readonly #buckets: Map<string, { tokens: number; at: number }> = new Map();
@@ -152,12 +170,12 @@ export class Buckets {
     this.#clock = clock;
   }
 
-  /** Takes a token. Left: whole tokens that remain; waitMs: 0, or how long until there is one. */
+  /** Takes a token. `left`: whole tokens that remain; `waitMs`: 0, or if there was none, how long until there is one. */
   take(key: string, capacity: number, perMs: number): { left: number; waitMs: number } {
     const at = this.#clock.now();
     const old = this.#buckets.get(key);
     let tokens = old ? Math.min(capacity, old.tokens + Math.max(0, at - old.at) * perMs) : capacity;
-    // A hair of tolerance, or rounding makes a caller that slept as long as it was told come too early.
+    // With some tolerance: by rounding, a caller that waited as long as it was told might come too early.
     const waitMs = tokens >= 1 - 1e-9 ? 0 : (1 - tokens) / perMs;
     if (waitMs === 0) tokens = Math.max(0, tokens - 1);
     this.#buckets.delete(key);
@@ -175,7 +193,7 @@ export class Buckets {
 
 const ENOUGH = new Error('no longer held');
 
-/** Held requests: woken by topic, one timer each, nothing left behind however they end. */
+/** Held requests: woken by topic, with one timer each, which is cleared however they end. */
 export class Parking {
   readonly #clock: Clock;
   readonly #limits: Limits;
@@ -195,7 +213,7 @@ export class Parking {
     return this.#held < this.#limits.waiters && (this.#byAddress.get(address) ?? 0) < this.#limits.waitersPerAddress;
   }
 
-  /** Something happened: whoever is held on `topic` looks, at once or at its next step. */
+  /** Wakes the requests that are held on `topic`: they look for news at once, or at their next step. */
   ring(topic: string): void {
     // A copy, since who finds something leaves the set.
     for (const wake of [...(this.#byTopic.get(topic) ?? [])]) wake();

@@ -4,7 +4,7 @@
  * @module
  */
 
-/** Version of the service that is played: the newest, or the one whose answers were recorded. */
+/** Which release of the service a local service behaves as: the newest, or 0.7, whose answers were recorded. */
 export type Profile = 'modern' | '0.7';
 
 /** Bytes that a body may have. */

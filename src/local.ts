@@ -1,12 +1,7 @@
 /**
- * The room service embedded: in memory, as one `fetch` or on loopback, with time as a parameter. It replays the answers
- * recorded from the real service (profile `0.7`) or plays its newest release (`modern`). A parley relay is on board,
- * under `/c/`.
- *
- * ```ts
- * const service = createLocalService();
- * const { url, close } = await service.listen();      // or pass { base: 'http://local', fetch: service.fetch }
- * ```
+ * An embedded technocore.chat service for tests and trials: in memory, as a `fetch` function or on a socket, with the
+ * clock as a parameter. It behaves as the newest release of the service (profile `modern`), or as the release 0.7 whose
+ * answers were recorded (`0.7`). It includes a parley relay, under `/c/`.
  *
  * @module
  */
@@ -25,42 +20,50 @@ export type { Clock } from './http.ts';
 export type { Limits, LocalStats } from './local-limits.ts';
 export type { Profile } from './local-wire.ts';
 
-/** How a local service is made. */
+/** Options of {@link createLocalService}. */
 export interface LocalOptions {
-  /** `modern`, the default: the newest release, open to browsers of every origin. `0.7`: the recorded one. */
+  /**
+   * Which release to behave as. `modern` (default): the newest, open to browsers of every origin; `0.7`: the oldest that
+   * is supported.
+   */
   profile?: Profile;
-  /** Drives everything but the sockets. Default: the machine's. */
+  /** The source of time, for everything but the sockets. Default: the machine's clock. */
   clock?: Clock;
-  /** Defaults: the real service's. Unknown members are ignored. */
+  /** Limits that differ from those of the public service. Unknown members are ignored. */
   limits?: Partial<Limits>;
-  /** Source of random bytes; default: the platform's. */
+  /** The source of random bytes. Default: the platform's. */
   random?: (bytes: number) => Uint8Array;
 }
 
-/** A service on a socket. */
+/** A local service that listens on a socket: what {@link LocalService.listen} returns. */
 export interface Listening {
-  /** Base address, without a slash at the end. */
+  /**
+   * The address, such as `http://127.0.0.1:41873`, for the option `base` or the environment variable `TECHNOCORE_URL`.
+   */
   readonly url: string;
-  /** Stops listening and drops every connection, held reads too. */
+  /** Stops listening and drops every connection, even those of held reads. */
   close(): Promise<void>;
 }
 
-/** A room service and a parley relay in memory. */
+/** A room service and a parley relay in memory: what {@link createLocalService} returns. */
 export interface LocalService {
-  /** The service without a socket: any http or https origin reaches it. All requests share one address, `local`. */
+  /**
+   * The service as a `fetch` function, for the option `fetch`. It answers requests to any http or https origin. All its
+   * requests count as from one address, `local`.
+   */
   readonly fetch: typeof fetch;
-  /** The same for a caller of another address: budgets and held reads are counted by address. */
+  /** The same as {@link LocalService.fetch} from another address: budgets and held reads are counted by address. */
   client(address: string): typeof fetch;
   /**
-   * Puts the service on a socket as well. Needs Node or what is compatible.
+   * Listens on a socket. Needs Node, Bun or Deno. May be called several times.
    *
-   * @param port default 0: a free one
-   * @param host default 127.0.0.1
-   * @throws TechnocoreError `no_port`: the port cannot be had
-   * @throws Unavailable the platform has no servers
+   * @param port the port; default 0, any free one
+   * @param host the address to listen on; default `127.0.0.1`
+   * @throws `TechnocoreError` `no_port` if the port is not available
+   * @throws `Unavailable` if the platform cannot listen
    */
   listen(port?: number, host?: string): Promise<Listening>;
-  /** Counts, live. */
+  /** Live counts of requests, rooms and so on. */
   readonly stats: Readonly<LocalStats>;
   /**
    * Sets the last write of a room, or of a note (`ns/key`), back by `ms`, and lets the next write run the reaper.
@@ -72,7 +75,30 @@ export interface LocalService {
 
 type Handle = (request: Incoming) => Outgoing | Promise<Outgoing>;
 
-/** Makes a service, empty. */
+/**
+ * Makes an embedded service without any rooms or notes. It keeps everything in memory, and starts no timer or socket by
+ * itself.
+ *
+ * @param o the release to behave as, limits, clock and randomness
+ * @throws `TechnocoreError` `bad_option` if the options or limits are not objects
+ * @example
+ * ```ts
+ * import { read, Signer } from 'technocore-rpc';
+ * import { createLocalService } from 'technocore-rpc/local';
+ *
+ * const service = createLocalService({ limits: { writesPerMinute: 1e6 } });
+ *
+ * // in this process, without a socket
+ * const o = { base: 'http://local.test', fetch: service.fetch };
+ * await Signer.generate().say('lobby', 'hello', o);
+ * console.log((await read('lobby', o)).messages[0]?.text); // hello
+ *
+ * // for other processes, and as a parley relay
+ * const { url, close } = await service.listen();
+ * console.log((await read('lobby', { base: url })).messages.length); // 1
+ * await close();
+ * ```
+ */
 export function createLocalService(o: LocalOptions = {}): LocalService {
   const profile = checkObject(o).profile ?? 'modern';
   const clock = o.clock ?? systemClock;
@@ -109,7 +135,7 @@ export function createLocalService(o: LocalOptions = {}): LocalService {
 }
 
 const NOT_HTTP = 'Invalid HTTP request received.';
-/** Bytes of request line and headers that the real service's parser takes. */
+/** The most bytes of request line and headers that the real service's parser accepts. */
 const MAX_HEAD_BYTES = 16_384;
 
 // --- without a socket -------------------------------------------------------------------------------------------
@@ -209,10 +235,10 @@ async function readStream(
 
 // --- on a socket ------------------------------------------------------------------------------------------------
 
-/** Bytes of an unwanted body that are read and thrown away, so that its sender can read the answer. */
+/** How many bytes of an unwanted body are read and discarded, so that its sender gets to read the answer. */
 const DRAIN_BYTES = 1 << 20;
 
-/** An answer of the HTTP layer, which knows nothing of rooms and then hangs up. */
+/** An answer of the HTTP layer, below the service, which closes the connection. */
 function bare(status: number, body: string): Outgoing {
   return { status, headers: { 'content-type': 'text/plain; charset=utf-8', connection: 'close' }, body };
 }
@@ -227,7 +253,7 @@ async function listen(
   const http = globalThis.process?.getBuiltinModule?.('node:http');
   if (!http) throw new Unavailable('this platform cannot listen');
   const answerTo = (request: IncomingMessage, response: ServerResponse): Outgoing | Promise<Outgoing> => {
-    // The real service counts connections, and then answers nobody.
+    // With too many connections open, the real service refuses every request.
     if (stats.connections >= limits.connections) return bare(503, 'Service Unavailable');
     const isAscii = /^[!-~]+$/.test(request.url ?? '');
     if (!isAscii || (request.headers.host === undefined && request.httpVersion === '1.1')) return bare(400, NOT_HTTP);
@@ -235,17 +261,17 @@ async function listen(
     const bytes = rawHeaders.reduce((sum, text) => sum + text.length + 2, 0);
     return oversized(rawHeaders.length / 2, bytes) ?? handle(incomingOf(request, response, url));
   };
-  // What is not yet answered.
+  // The request of each socket that is not answered yet.
   const pending = new WeakMap<Socket, ServerResponse>();
   const server = http.createServer(
-    // A Host header is asked for above, in the real service's words.
+    // A missing Host header is refused above, in the real service's words.
     { maxHeaderSize: MAX_HEAD_BYTES, requireHostHeader: false, keepAliveTimeout: 5000, requestTimeout: 60_000 },
     (request, response) => {
       pending.set(request.socket, response);
       response.once('close', () => pending.delete(request.socket));
       const answer = answerTo(request, response);
       if (!(answer instanceof Promise)) send(request, response, answer);
-      // Who hung up needs no answer.
+      // Rejects when the client hung up: it needs no answer.
       else
         answer.then(
           (out) => send(request, response, out),
@@ -259,7 +285,7 @@ async function listen(
     socket.once('close', () => stats.connections--);
   });
   server.on('clientError', (cause: NodeJS.ErrnoException, socket: Socket) => {
-    // Amid or before another answer, or after the peer has gone, there is no place for this one.
+    // During or before another answer, or after the client has gone, this one cannot be sent.
     const other = pending.get(socket);
     if (!socket.writable || cause.code === 'ECONNRESET' || other?.req.complete || other?.headersSent) {
       socket.destroy();
@@ -299,7 +325,7 @@ function incomingOf(request: IncomingMessage, response: ServerResponse, url: str
     target: request.url ?? '',
     address: request.socket.remoteAddress ?? '',
     origin: host !== undefined && /^[a-z0-9.-]+(:\d{1,5})?$/i.test(host) ? `http://${host}` : url,
-    // Most requests are answered at once and never ask for it.
+    // Made on demand: most requests are answered at once and never use it.
     get signal() {
       if (!hungUp) {
         hungUp = new AbortController();
