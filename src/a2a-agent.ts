@@ -1,6 +1,6 @@
 /**
- * Agents: A2A 1.0 and 0.3 as methods of a dispatcher, over one store of tasks. The name of the method tells the version.
- * Whoever asks sees his own tasks alone; what others have does not exist for him.
+ * Agents: A2A 1.0 and 0.3 as methods of a dispatcher, over one store of tasks. The name of a method tells the version.
+ * Callers see their own tasks only; those of others do not exist for them.
  *
  * @module
  */
@@ -38,50 +38,56 @@ import { Workers } from './workers.ts';
 
 /** Options of {@link a2aAgent}. */
 export interface A2AAgentOptions {
-  /** Default: in memory. One that is given is closed by whoever gave it, after the agent. */
+  /** Where tasks are kept. Default: in memory. Close a store that you give after the agent has been closed. */
   store?: A2AStore;
+  /** The source of time. Default: the machine's clock. */
   clock?: Clock;
+  /** The source of random bytes. Default: the platform's. */
   random?: (bytes: number) => Uint8Array;
   /**
-   * Most messages worked on at a time; default 64, of one caller a quarter, and of all that were never answered three
-   * quarters. Others wait, as submitted.
+   * The most messages that are worked on at a time; default 64. One caller can have a quarter of them; all callers that
+   * were never answered, three quarters together. Tasks that must wait are submitted.
    */
   concurrency?: number;
   /**
-   * How long an answer waits for a task that the caller waits for, ms; default 20,000, because callers wait for 30 s. Then
-   * the task is answered as it is. A caller can say less, in `_meta["chat.technocore/waitMs"]`.
+   * How long an answer waits for the task to end or to ask something, in milliseconds; default 20,000, since callers wait
+   * for 30 seconds. After that the task is returned as it is. A caller can ask for less in
+   * `_meta["chat.technocore/waitMs"]`.
    */
   waitMs?: number;
-  /** Rooms that callers may name as contexts, besides those that tasks of theirs have; default: any room. */
+  /** The rooms that callers may name as contexts, besides those of their own tasks. Default: any room. */
   rooms?: readonly string[];
-  /** For callers that ask for it, when the card says that there is one. */
+  /** The extended card, for callers who ask for it; offered if the card's capabilities have `extendedAgentCard`. */
   extendedCard?: A2ACard;
-  /** Keeps the state of each task in a note too, where others can see it; every move is a write. Default: no notes. */
+  /**
+   * Where to keep the state of each task in a note as well, so that others can see it: see {@link a2aTaskNote}. Every
+   * change of state is a write. Default: no notes.
+   */
   notes?: A2ANoteOptions;
-  /** Told what a handler or the store threw; callers learn no more than that the task failed. */
+  /** Called with what a handler or the store threw. Callers learn only that the task has failed. */
   onError?: (error: unknown, taskId: string) => void;
-  /** Told when a note says something else than the store. */
+  /** Called with an event when a note does not say what the store says. */
   onEvent?: Options['onEvent'];
 }
 
-/** An agent, to be served. */
+/** An A2A agent: what {@link a2aAgent} returns. */
 export interface A2AAgent {
-  /** For the `methods` of `serve` or a dispatcher. */
+  /** Its methods, for the option `methods` of {@link serve} or of a dispatcher. */
   readonly methods: Map<string, Handler>;
-  /** Aborts what is worked on, and leaves its tasks as they are. */
+  /** Aborts the handlers that run, and leaves their tasks as they are. */
   close(): void;
 }
 
-/** How long a turn may take to begin before a caller that does not wait is answered, ms. */
+/** How long a turn may take to begin before a caller that does not wait for the task is answered, ms. */
 const BEGIN_MS = 50;
-/** Steps in which a handler that waits for nothing has ended. */
+/** Within how many steps of the event loop a handler that waits for nothing has ended. */
 const AT_ONCE = 32;
-/** Answers that may wait at a time, of all callers and of one; for more no answer waits. */
+/** The most answers that wait for a task at a time, of all callers and of one. Any more are given at once. */
 const MAX_WAITING = [1024, 64] as const;
-/** Callers whose rank is remembered. */
+/** How many callers have their rank remembered. */
 const MAX_RANKS = 4096;
 
-/** A task as a caller sees it: of its history as much as he asked for. */
+/** A task as a caller gets it, with as much of its history as was asked for. */
 function shown({ history, artifacts, ...task }: A2ATaskView, historyLength = 0, withArtifacts = true): A2ATaskView {
   const said = historyLength > 0 ? history?.slice(-historyLength) : undefined;
   return {
@@ -107,14 +113,15 @@ class Agent implements A2AAgent, Shop {
   readonly #opening = new Map<string, Promise<LiveTask | undefined>>();
   readonly #waiting = new Seats(MAX_WAITING);
   readonly #streams = new Seats(MAX_STREAMS);
-  /** Of callers that were answered before, as far as they came of late. */
+  /** The ranks of callers that came lately and were answered before. */
   readonly #ranks = new Map<string, number>();
-  /** The last move of each note. */
+  /** The last write of each note. */
   readonly #noted = new Map<string, Promise<unknown>>();
   readonly #closing = new AbortController();
 
   constructor(handler: A2AHandler, card: Partial<A2ACardInfo>, o: A2AAgentOptions) {
-    // A card may hold anything, but who puts the store there loses his tasks with the process, and would not learn of it.
+    // A card may have any members. But a store put there by mistake would be ignored, and its tasks lost with the
+    // process.
     if ('store' in checkObject(card, 'the card'))
       throw new TechnocoreError('bad_option', 'a card has no store; options are a separate argument');
     checkObject(o);
@@ -522,14 +529,14 @@ class Agent implements A2AAgent, Shop {
       if (this.#live.get(task.id)?.shown === false) continue;
       found.push(task);
     }
-    // The other way round they mostly are in order as they come.
+    // Reversed, they are mostly in order already.
     found.reverse().sort(byPlace);
     const place = pageToken ? placeIn(pageToken) : undefined;
     let next = place === undefined ? 0 : found.findIndex((task) => placeOf(task) < place);
     if (next < 0) next = found.length;
     const tasks: A2ATaskView[] = [];
     const page = (nextPageToken: string): Json => ({ tasks, nextPageToken, pageSize, totalSize: found.length });
-    // Each page goes into one frame, with the token to the next; what is too large for one goes alone.
+    // Each page must fit into one frame, with the token of the next; a task that is too long for one goes alone.
     let left = limit - encodeLong(rpcResult(id ?? null, page(found[0] ? tokenOf(found[0]) : ''))).length;
     for (; next < found.length && tasks.length < pageSize; next++) {
       const task = shown(found[next]!, o.historyLength, o.includeArtifacts === true);
@@ -543,22 +550,27 @@ class Agent implements A2AAgent, Shop {
 }
 
 /**
- * An agent: its handler as the A2A methods of versions 1.0 and 0.3. Serve it like any other methods; together with others
- * as `new Map([...methods, ...agent.methods])`.
+ * Makes an A2A agent: one handler behind the methods of A2A 1.0 and 0.3. A task belongs to the key that created it. Pass
+ * the agent's `methods` to {@link serve}; together with others, as `new Map([...methods, ...agent.methods])`.
  *
- * @param card what the agent offers: `skills`, `defaultInputModes` and `capabilities` count here
- * @throws TechnocoreError `bad_card`: it offers what cannot be had; `bad_option`: it holds the option `store`
+ * @param handler works on a message: see {@link A2AHandler}
+ * @param card what the agent offers, as for {@link a2aCard}; here `skills`, `defaultInputModes` and `capabilities` count
+ * @param o where tasks are kept, how many messages are worked on at a time and so on
+ * @throws {@link TechnocoreError} `bad_card` if the card offers push notifications, which are impossible over rooms;
+ * `bad_option` if it is not an object, or holds `store`, which is an option
  * @example
  * ```ts
+ * import { a2aAgent, a2aText, serve, Signer } from 'technocore-rpc';
+ *
  * const agent = a2aAgent(
  *   async (message, task) => {
- *     if (!task.continued) return task.ask('In which language?');
- *     await task.update('working', 'reading');
- *     await task.artifact({ name: 'summary', text: await summarise(a2aText(task.history[0]!), a2aText(message), task.signal) });
+ *     if (!task.continued) return task.ask('In which colour?'); // ends this turn; the answer begins the next
+ *     await task.update('working', 'mixing paint');
+ *     await task.artifact({ name: 'poster', text: `${a2aText(task.history[0]!)}, in ${a2aText(message)}` });
  *   },
- *   { name: 'Summaries', skills: [{ name: 'summarise' }] },
+ *   { name: 'Posters', skills: [{ name: 'print' }], capabilities: { streaming: true } },
  * );
- * await serve('mb-p-summaries', signer, { methods: agent.methods });
+ * await serve('mb-p-posters-8b7e', await Signer.fromDir(), { methods: agent.methods });
  * ```
  */
 export function a2aAgent(handler: A2AHandler, card: Partial<A2ACardInfo> = {}, o: A2AAgentOptions = {}): A2AAgent {

@@ -1,7 +1,7 @@
 /**
- * Calling agents: sending messages, asking after tasks, waiting for them and watching them. Version 1.0 is spoken first;
- * an agent that does not know its methods is spoken to in version 0.3 from then on. Whatever the version, what comes back
- * has the form of 1.0, checked.
+ * Calling A2A agents: sending messages, and getting, waiting for and watching tasks. A2A 1.0 is tried first; an agent
+ * that does not know its methods is called by 0.3 from then on. Whatever the version, what is returned has the form of
+ * 1.0, and has been checked.
  *
  * @module
  */
@@ -38,62 +38,76 @@ import { sharedOf, type Transport, transportOf } from './http.ts';
 import type { CallOptions } from './line.ts';
 import type { Signer } from './signer.ts';
 
-/** Options of all calls of agents. */
+/** Options of all calls to A2A agents. */
 export interface A2ACallOptions extends CallOptions {
-  /** Default: 1.0, and 0.3 with agents that know no better. */
+  /** The version of A2A to use. Default: 1.0, and 0.3 with agents that do not know 1.0. */
   version?: '1.0' | '0.3';
 }
 
 /** Options of {@link a2aSend} and {@link a2aStream}. */
 export interface A2ASendOptions extends A2ACallOptions {
-  /** The task that the message continues. */
+  /** The task that the message continues. Default: none, and the agent may create one. */
   taskId?: string;
-  /** The context that the task is to belong to. */
+  /** The context to which the task is to belong. */
   contextId?: string;
+  /** Other tasks to which the message refers. */
   referenceTaskIds?: string[];
-  /** Default: one that no other message has. */
+  /** The id of the message. Default: a new one. */
   messageId?: string;
+  /** Further data for the agent. */
   metadata?: JsonObject;
-  /** Media types that we can do with. */
+  /** The media types that the caller accepts. */
   acceptedOutputModes?: string[];
-  /** Most messages of the task's history that come with it; default: none. */
+  /** The most messages of the task's history to be returned with it; default: none. */
   historyLength?: number;
-  /** Answer with the task at once, instead of when it is done or `timeoutMs` is near; then see {@link a2aWait}. */
+  /** Whether the agent is to return the task at once, instead of waiting for it; see {@link a2aWait}. Default false. */
   returnImmediately?: boolean;
 }
 
-/** What a message is answered with: a task, or a message alone. */
+/** The answer of an agent to a message: a task, or a message alone. */
 export type A2AAnswer = { task: A2ATaskView; message?: never } | { message: A2AMessage; task?: never };
 
 /** Options of {@link a2aList}. */
 export interface A2AListOptions extends A2ACallOptions {
+  /** Only tasks of this context. */
   contextId?: string;
+  /** Only tasks in this state. */
   status?: A2AState;
-  /** 1 to 100; of what does not fit a frame fewer come. */
+  /**
+   * The most tasks on a page, 1 to 100; default: the agent's choice. A page may have fewer, so that it fits into a frame.
+   */
   pageSize?: number;
+  /** The `nextPageToken` of the page before. Default: the first page. */
   pageToken?: string;
+  /** The most messages of each task's history; default: none. */
   historyLength?: number;
-  /** Only tasks whose state is not older, ISO 8601. */
+  /** Only tasks whose status is from this time or later: ISO 8601. */
   statusTimestampAfter?: string;
+  /** Whether to include artifacts; default false. */
   includeArtifacts?: boolean;
 }
 
-/** One page of tasks, those whose state is newest first. */
+/** One page of tasks: what {@link a2aList} returns. */
 export interface A2APage {
+  /** The tasks, the one with the newest status first. */
   tasks: A2ATaskView[];
-  /** Empty on the last page. */
+  /** The token of the next page; empty on the last page. */
   nextPageToken: string;
+  /** The most tasks on a page. */
   pageSize: number;
+  /** How many tasks there are on all pages. */
   totalSize: number;
 }
 
 /** Options of {@link a2aWait}. */
 export interface A2AWaitOptions extends A2ACallOptions {
+  /** The most messages of the task's history to be returned with it; default: none. */
   historyLength?: number;
-  /** First pause between two looks, ms; default 1,000. It grows by half each time, up to `maxPollMs`, default 30,000. */
+  /** The first pause between two requests, in milliseconds; default 1,000. It grows by half each time. */
   pollMs?: number;
+  /** The longest pause between two requests, in milliseconds; default 30,000. */
   maxPollMs?: number;
-  /** How long to wait in all, ms; default: until the signal aborts. */
+  /** How long to wait in all, in milliseconds; default: until the signal aborts. */
   waitMs?: number;
 }
 
@@ -156,7 +170,7 @@ function nowOld(t: Transport, to: string | Channel): void {
 const isRpc = (cause: unknown, code: number): boolean =>
   TechnocoreError.is(cause) && cause.code === 'rpc' && (cause as RpcError).rpc.code === code;
 
-/** Speaks to an agent in the version that it knows. */
+/** Calls an agent by the version that it knows. */
 async function spoken<T>(to: string | Channel, o: A2ACallOptions, speak: (s: Spelling) => Promise<T>): Promise<T> {
   const t = transportOf(o);
   if (o.version === '0.3' || (o.version === undefined && isOld(t, to))) return speak(V03);
@@ -170,7 +184,7 @@ async function spoken<T>(to: string | Channel, o: A2ACallOptions, speak: (s: Spe
   }
 }
 
-/** An id is of one version's request; of the other it would be another request under it. */
+/** The call options for a version. An id belongs to the request of one version; the other is another request. */
 function optionsOf(o: A2ACallOptions, spelling: Spelling): CallOptions {
   return spelling === V1 || o.id === undefined ? o : { ...o, id: `${o.id}.0.3` };
 }
@@ -180,7 +194,7 @@ function sendParams(message: A2AMessage, o: A2ASendOptions, spelling: Spelling, 
   return {
     message: spelling.message(message),
     configuration: compact({ acceptedOutputModes, historyLength, ...spelling.blocking(isBlocking) }),
-    // So that the answer comes before we give up on it.
+    // So that the agent answers before our timeout.
     _meta: { [WAIT_META]: Math.floor(timeoutMs * 0.6) },
   };
 }
@@ -200,19 +214,35 @@ function messageOf(said: string | A2APart[], o: A2ASendOptions): A2AMessage {
 
 const answered = <T>(check: Check<T>, result: unknown): T => checkValue(check, result, 'result', 'bad_response');
 
-/** Task states that end a wait, and a stream: over, or it is our turn. */
+/** Whether a wait or a stream ends: the task has ended, or waits for us. */
 const isSettled = ({ status: { state } }: A2ATaskView): boolean => isTerminal(state) || isInterrupted(state);
 
 // --- calls -------------------------------------------------------------------------------------------------------
 
 /**
- * Sends a message to an agent, and waits for the task that comes of it as long as a call may: until it is over or asks
- * something, or else until `timeoutMs` is near, when it is answered as it is.
+ * Sends a message to an A2A agent (`SendMessage`). Unless told otherwise, the agent answers when the task that comes of
+ * it has ended or asks something, and at the latest shortly before `timeoutMs`, with the task as it then is.
  *
- * @param to the agent's mailbox, its DID, or a channel
- * @throws RpcError what the agent refuses: -32001 no such task, -32004 the task is over, -32005 the media type …
- * @throws TechnocoreError `bad_response`: the answer is neither task nor message
- * @throws as {@link call}
+ * @param to the agent's mailbox, DID or {@link Channel}
+ * @param said the message: a text, or parts
+ * @param signer the caller's key, to which the task then belongs
+ * @param o `taskId` to continue a task; see {@link A2ASendOptions}
+ * @returns the task, or a message alone; a stranger's
+ * @throws {@link RpcError} if the agent refuses: code -32001 for an unknown task, -32004 if the task has ended, -32005
+ * for a media type that it does not take …
+ * @throws {@link TechnocoreError} `bad_response` if the answer is malformed
+ * @throws what {@link call} throws
+ * @example
+ * ```ts
+ * import { a2aSend, a2aText, Signer } from 'technocore-rpc';
+ *
+ * const [to, signer, o] = ['mb-p-posters-8b7e', Signer.generate(), { replyTo: 'mb-p-ada-90b4' }];
+ * let { task } = await a2aSend(to, '20 posters', signer, o);
+ * if (task?.status.state === 'TASK_STATE_INPUT_REQUIRED') {
+ *   ({ task } = await a2aSend(to, 'blue', signer, { ...o, taskId: task.id }));
+ * }
+ * for (const artifact of task?.artifacts ?? []) console.log(a2aText(artifact)); // 20 posters, in blue
+ * ```
  */
 export async function a2aSend(
   to: string | Channel,
@@ -231,11 +261,15 @@ export async function a2aSend(
 }
 
 /**
- * A task as it is now.
+ * Gets a task as it is now (`GetTask`).
  *
- * @throws RpcError -32001 there is no such task, or it is somebody else's
- * @throws TechnocoreError `bad_response`
- * @throws as {@link call}
+ * @param to the agent's mailbox, DID or {@link Channel}
+ * @param taskId the id of the task
+ * @param signer the key that created the task
+ * @param o `historyLength`: the most messages of its history; default: none
+ * @throws {@link RpcError} code -32001 if there is no such task, or it belongs to another key
+ * @throws {@link TechnocoreError} `bad_response` if the answer is malformed
+ * @throws what {@link call} throws
  */
 export function a2aGet(
   to: string | Channel,
@@ -247,11 +281,16 @@ export function a2aGet(
 }
 
 /**
- * Cancels a task, and gives it as it is then; one that is canceled already, as it is.
+ * Cancels a task (`CancelTask`). To cancel it again is no error.
  *
- * @throws RpcError -32001 there is no such task, or it is somebody else's; -32002 it is over otherwise
- * @throws TechnocoreError `bad_response`
- * @throws as {@link call}
+ * @param to the agent's mailbox, DID or {@link Channel}
+ * @param taskId the id of the task
+ * @param signer the key that created the task
+ * @returns the canceled task
+ * @throws {@link RpcError} code -32001 if there is no such task, or it belongs to another key; -32002 if it has ended
+ * otherwise
+ * @throws {@link TechnocoreError} `bad_response` if the answer is malformed
+ * @throws what {@link call} throws
  */
 export function a2aCancel(
   to: string | Channel,
@@ -288,9 +327,14 @@ const isPage: Check<A2APage> = isShaped({
 });
 
 /**
- * One page of our own tasks with an agent. Version 0.3 has no such call.
+ * Lists the caller's own tasks with an agent, one page at a time (`ListTasks`). A2A 0.3 has no such method.
  *
- * @throws as {@link a2aGet}
+ * @param to the agent's mailbox, DID or {@link Channel}
+ * @param signer the key that created the tasks
+ * @param o which tasks, and which page: see {@link A2AListOptions}
+ * @throws {@link RpcError} code -32601 if the agent knows A2A 0.3 only
+ * @throws {@link TechnocoreError} `bad_response` if the answer is malformed
+ * @throws what {@link call} throws
  */
 export async function a2aList(to: string | Channel, signer: Signer, o: A2AListOptions = {}): Promise<A2APage> {
   const { contextId, status, pageSize, pageToken, historyLength, statusTimestampAfter, includeArtifacts } =
@@ -299,17 +343,22 @@ export async function a2aList(to: string | Channel, signer: Signer, o: A2AListOp
   return answered(isPage, await call(to, 'ListTasks', compact(params), signer, o));
 }
 
-/** Failures of one call after which the next may succeed. */
+/** The failures of a call after which the next one may succeed. */
 const PASSING = new Set(['call_timeout', 'ring_gap', 'unavailable', 'rate_limited', 'may_have_landed']);
 const isPassing = (cause: unknown): boolean => TechnocoreError.is(cause) && (PASSING.has(cause.code) || isBusy(cause));
-/** The server has too much to do, or stops. */
+/** True if the server has too much to do, or is stopping. */
 const isBusy = (cause: unknown): boolean => isRpc(cause, 1002) || isRpc(cause, 1001);
 
 /**
- * Looks at a task until it is over, or waits for us. What fails on the way is tried again.
+ * Waits until a task has ended or waits for the caller, by getting it again and again. Failures that may pass are
+ * retried.
  *
- * @returns the task as it then is, or as it is after `waitMs`
- * @throws as {@link a2aGet}; what may pass, only when it does not within `waitMs`
+ * @param to the agent's mailbox, DID or {@link Channel}
+ * @param taskId the id of the task
+ * @param signer the key that created the task
+ * @param o how often to ask, and how long to wait: see {@link A2AWaitOptions}
+ * @returns the task as it then is; after `waitMs`, as it is by then
+ * @throws what {@link a2aGet} throws; failures that may pass, only if they last until `waitMs` is over
  * @throws the signal's reason when it aborts
  */
 export async function a2aWait(
@@ -334,21 +383,37 @@ export async function a2aWait(
   }
 }
 
-/** How long an agent may work in silence before we ask again, ms. */
+/** How long an agent may be silent before it is asked again, ms. */
 const SILENCE_MS = 120_000;
-/** Streams that bring nothing, one after the other, before the last failure is told. */
+/** How many streams in a row may bring nothing before the failure of the last one is thrown. */
 const MAX_SILENT = 3;
 
 /**
- * Sends a message, and gives what comes of it as it comes: a message alone; or the task, then its states and artifacts, the
- * last of them a state in which it is over or waits for us. After a gap, two minutes of silence, or when more than 256
- * wait to be read, the agent is asked again, and the task comes as it is by then. The option `timeoutMs` bounds the wait for the
- * first answer to each such request; a fourth one in a row without any throws.
+ * Sends a message to an A2A agent and yields what comes of it as it comes (`SendStreamingMessage`): either a message
+ * alone; or the task, then its states and artifacts. The stream ends with a state in which the task has ended or waits
+ * for the caller.
  *
- * @param what the message, or `{ taskId }` to watch a task of ours that goes on
- * @throws RpcError as {@link a2aSend}; -32004 the agent has no streams, or the task is over
- * @throws TechnocoreError `bad_response`
- * @throws as {@link call}; leaving the loop ends the stream
+ * If messages are lost, after two minutes of silence, or if more than 256 items wait to be read, the agent is asked
+ * again, and the whole task is yielded as it is by then. `timeoutMs` is how long the first item may take after each
+ * request; the fourth request in a row without any item throws. Leaving the loop ends the stream.
+ *
+ * @param to the agent's mailbox, DID or {@link Channel}
+ * @param what the message (a text, or parts), or `{ taskId }` to watch a task that is being worked on (`SubscribeToTask`)
+ * @param signer the caller's key
+ * @param o as for {@link a2aSend}
+ * @throws {@link RpcError} as {@link a2aSend}; code -32004 also if the agent does not stream, or the task to watch has
+ * ended
+ * @throws {@link TechnocoreError} `bad_response` if an item is malformed
+ * @throws what {@link call} throws
+ * @example
+ * ```ts
+ * import { a2aStream, Signer } from 'technocore-rpc';
+ *
+ * const o = { replyTo: 'mb-p-ada-90b5' };
+ * for await (const { task, statusUpdate } of a2aStream('mb-p-posters-8b7e', '10 posters', Signer.generate(), o)) {
+ *   console.log((statusUpdate ?? task)?.status.state); // … TASK_STATE_INPUT_REQUIRED
+ * }
+ * ```
  */
 export async function* a2aStream(
   to: string | Channel,
@@ -369,7 +434,7 @@ export async function* a2aStream(
         if (item.message || isLast(item)) return;
       }
     } catch (cause) {
-      // What we sent may have begun a task of which we know nothing.
+      // Without its id, we cannot ask for a task that our message may have created.
       if (o.signal?.aborted || taskId === undefined || !isPassing(cause) || ++silent > MAX_SILENT) throw cause;
       if (!isBusy(cause)) continue;
       await transportOf(o).clock.sleep(1000 * silent, o.signal);
@@ -381,7 +446,7 @@ const isLast = ({ task, statusUpdate }: A2AItem): boolean =>
   (task !== undefined && isSettled(task)) ||
   (statusUpdate !== undefined && (isTerminal(statusUpdate.status.state) || isInterrupted(statusUpdate.status.state)));
 
-/** One request and its many answers. */
+/** The answers to one request. */
 async function* conversation(
   to: string | Channel,
   message: A2AMessage | undefined,

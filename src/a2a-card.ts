@@ -1,7 +1,7 @@
 /**
- * Agent cards: what an agent is called, can do and is reached by. A card belongs on the agent's own origin, at
- * `/.well-known/agent-card.json`; an agent without an origin puts a signed one into a note. The room service's own
- * `/.well-known/agent.json` is its manifest and nobody's card.
+ * A2A agent cards: what an agent is called, what it can do and how it is reached. A card belongs at
+ * `/.well-known/agent-card.json` of the agent's own origin; an agent without an origin puts a signed one into a note. The
+ * room service's own `/.well-known/agent.json` is its manifest, not a card.
  *
  * @module
  */
@@ -16,58 +16,88 @@ import { getNote, setNote } from './notes.ts';
 import { checkSigner, PATIENCE_MS } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
-/** Names this binding of A2A, JSON-RPC frames in rooms, in a card; another one when the binding changes. */
+/**
+ * The name that a card gives to the binding of A2A used here, JSON-RPC frames in rooms. It changes if the binding ever
+ * does.
+ */
 export const A2A_BINDING = 'urn:technocore-rpc:a2a-over-rooms:1';
 
-/** One thing that an agent can do. */
+/** Something that an agent can do (A2A AgentSkill). */
 export type A2ASkill = {
+  /** An id, unique among the agent's skills. */
   id: string;
+  /** A name for people. */
   name: string;
+  /** What it does. */
   description: string;
+  /** Keywords; at least one. */
   tags: string[];
+  /** Messages that use it. */
   examples?: string[];
+  /** The media types that it takes, if they differ from the agent's. */
   inputModes?: string[];
+  /** The media types that it returns, if they differ from the agent's. */
   outputModes?: string[];
 };
 
-/** What of the protocol an agent supports beyond the least. */
+/** The optional parts of A2A that an agent supports (A2A AgentCapabilities). */
 export type A2ACapabilities = {
+  /** Whether it streams: see {@link a2aStream}. */
   streaming?: boolean;
+  /** Whether it calls back. Impossible over rooms. */
   pushNotifications?: boolean;
+  /** Whether it has another card for callers who ask for it. */
   extendedAgentCard?: boolean;
+  /** The extensions that it supports. */
   extensions?: { uri: string; description?: string; required?: boolean; params?: JsonObject }[];
 };
 
-/** One way in which an agent is reached. */
+/** A way in which an agent is reached (A2A AgentInterface). For a mailbox, `protocolBinding` is {@link A2A_BINDING}. */
 export type A2AInterface = { url: string; protocolBinding: string; protocolVersion: string; tenant?: string };
 
-/** A card as version 1.0 has it. What is not named here is kept as it is. */
+/** An agent's card in the form of A2A 1.0 (AgentCard). Members that are not named here are kept. */
 export type A2ACard = {
+  /** The name of the agent. */
   name: string;
+  /** What it does. */
   description: string;
+  /** Its version, in any form. */
   version: string;
+  /** How it is reached; at least one way, the preferred one first. */
   supportedInterfaces: A2AInterface[];
+  /** The optional parts of A2A that it supports. */
   capabilities: A2ACapabilities;
+  /** The media types that it takes; at least one. */
   defaultInputModes: string[];
+  /** The media types that it returns; at least one. */
   defaultOutputModes: string[];
+  /** What it can do; at least one. */
   skills: A2ASkill[];
+  /** Signatures (JWS) of the card: see {@link a2aSignCard}. */
   signatures?: { protected: string; signature: string }[];
+  /** Who offers it. */
   provider?: { organization: string; url: string };
+  /** Where it is documented. */
   documentationUrl?: string;
+  /** Where its icon is. */
   iconUrl?: string;
+  /** How callers can authenticate over HTTP. */
   securitySchemes?: JsonObject;
+  /** Which of these they must use. */
   securityRequirements?: JsonObject[];
 };
 
-/** What a card is made of; what is left out is filled in. */
+/** What {@link a2aCard} makes a card from. Whatever else a card needs is filled in. */
 export type A2ACardInfo = Omit<Partial<A2ACard>, 'skills'> & {
+  /** The name of the agent. */
   name: string;
+  /** What it can do, by name at least. */
   skills: (Partial<A2ASkill> & { name: string })[];
   /** The mailbox that the agent serves, on the service of the options. */
   mailbox?: string;
 };
 
-/** Media types where a card names none. */
+/** The media types of a card that names none. */
 export const A2A_MODES: string[] = ['text/plain'];
 
 // --- checks ------------------------------------------------------------------------------------------------------
@@ -116,9 +146,11 @@ const isCard03 = isShaped<any>(
 );
 
 /**
- * A stranger's card, checked; one of version 0.3 as one of 1.0.
+ * Checks a stranger's card. A card of A2A 0.3 is converted to 1.0.
  *
- * @throws TechnocoreError `bad_card`: not a card, and why
+ * @param value anything
+ * @returns the card
+ * @throws {@link TechnocoreError} `bad_card` if it is not a valid card; the message says why
  */
 export function a2aCheckCard(value: unknown): A2ACard {
   const card = isObject(value) ? value : {};
@@ -150,14 +182,19 @@ export function a2aCheckCard(value: unknown): A2ACard {
 // --- making ------------------------------------------------------------------------------------------------------
 
 /**
- * A card of version 1.0, checked. What is left out: description and ids are taken from names, text goes in and out, and
- * nothing is offered that is optional.
+ * Makes a card of A2A 1.0. Where nothing is given, descriptions, ids and tags are taken from names, the agent takes and
+ * returns plain text, and supports nothing that is optional.
  *
- * @throws TechnocoreError `bad_card`: what is wrong with it
- * @throws BadName the mailbox
+ * @param info the name, the skills, how the agent is reached (`mailbox` or `supportedInterfaces`), and anything else
+ * @param o `base`: the service of the mailbox
+ * @throws {@link TechnocoreError} `bad_card` if it would not be a valid card; the message says why
+ * @throws {@link BadName} if `mailbox` is not the name of a room
  * @example
  * ```ts
- * a2aCard({ name: 'Summaries', skills: [{ name: 'summarise' }], mailbox: 'mb-p-summaries' });
+ * import { a2aCard } from 'technocore-rpc';
+ *
+ * const card = a2aCard({ name: 'Posters', skills: [{ name: 'print' }], mailbox: 'mb-p-posters-8b7e' });
+ * console.log(card.supportedInterfaces[0]?.url); // …/r/mb-p-posters-8b7e
  * ```
  */
 export function a2aCard(info: A2ACardInfo, o: Options = {}): A2ACard {
@@ -190,8 +227,10 @@ export function a2aCard(info: A2ACardInfo, o: Options = {}): A2ACard {
 }
 
 /**
- * The form of a card that clients of version 0.3 read. Without security schemes, which version 0.3 writes differently, and
- * without signatures, which are of the other form.
+ * Converts a card to the form of A2A 0.3. Security schemes, which 0.3 writes differently, and signatures, which are over
+ * the form of 1.0, are left out.
+ *
+ * @throws {@link TechnocoreError} `bad_card` if it is not a valid card
  */
 export function a2aCard03(card: A2ACard): JsonObject {
   const {
@@ -219,7 +258,10 @@ export function a2aCard03(card: A2ACard): JsonObject {
 
 // --- signing -----------------------------------------------------------------------------------------------------
 
-/** What a signature is over: sorted, and without what is empty, so that all who leave that out agree. */
+/**
+ * What a signature covers: JSON with sorted members and without empty ones, so that it does not matter who left those
+ * out.
+ */
 function canonical(value: unknown): string | undefined {
   if (value === null || value === '' || value === undefined) return undefined;
   if (typeof value !== 'object') return JSON.stringify(value);
@@ -238,7 +280,13 @@ function signedText(header: string, { signatures: _, ...card }: A2ACard): string
   return `${header}.${toBase64url(utf8(canonical(card) ?? '{}'))}`;
 }
 
-/** The card with a signature of the DID: a JWS over its canonical form, the DID as `kid`. @throws TechnocoreError `bad_card` */
+/**
+ * Adds a signature of the signer to a card: a JWS over its canonical form, with the DID as `kid`.
+ *
+ * @returns a copy of the card with the signature
+ * @throws {@link TechnocoreError} `bad_card` if it is not a valid card
+ * @throws {@link BadKey} if no signer is given
+ */
 export function a2aSignCard(card: A2ACard, signer: Signer): A2ACard {
   checkSigner(signer);
   const checked = a2aCheckCard(card);
@@ -247,7 +295,7 @@ export function a2aSignCard(card: A2ACard, signer: Signer): A2ACard {
   return { ...checked, signatures: [...(checked.signatures ?? []), signature] };
 }
 
-/** Whether a card carries a good signature of a DID. */
+/** Tells whether a card carries a valid signature of a DID. Never throws. */
 export function a2aVerifyCard(card: A2ACard, did: string): boolean {
   const { signatures } = isObject(card) ? card : {};
   if (!Array.isArray(signatures)) return false;
@@ -262,17 +310,25 @@ export function a2aVerifyCard(card: A2ACard, did: string): boolean {
 
 // --- where it is -------------------------------------------------------------------------------------------------
 
-/** The note that {@link a2aPublishCard} writes for a DID. @throws BadName no DID */
+/**
+ * The address of the note into which {@link a2aPublishCard} writes the card of a DID.
+ *
+ * @throws {@link BadName} if it is not a DID
+ */
 export function a2aCardNote(did: string): NotePath {
   const print = fingerprint(did);
   return { ns: `a2a-card-${print.slice(0, 2)}`, key: print.slice(2) };
 }
 
 /**
- * Signs a card and puts it into the note of the signer's DID, for agents without an origin of their own. The note is reaped
- * after seven idle days, and anybody can overwrite it: then it verifies no more, and is to be written again.
+ * Signs a card and puts it into a note for the signer's DID, where {@link a2aReadCard} finds it: for agents without an
+ * origin of their own. The service deletes the note after seven idle days, and anybody can overwrite it, so publish it
+ * from time to time.
  *
- * @throws FrameTooLong the card has more than 8,192 characters
+ * @returns the address of the note
+ * @throws {@link TechnocoreError} `bad_card` if it is not a valid card
+ * @throws {@link BadKey} if no signer is given
+ * @throws {@link FrameTooLong} if the signed card has more than 8,192 characters
  * @throws what {@link setNote} throws
  */
 export async function a2aPublishCard(card: A2ACard, signer: Signer, o: Options = {}): Promise<NotePath> {
@@ -282,17 +338,20 @@ export async function a2aPublishCard(card: A2ACard, signer: Signer, o: Options =
   return path;
 }
 
-/** Largest card that is read, bytes. */
+/** The most bytes of a card that is read. */
 const MAX_BYTES = 1 << 20;
 const PATHS = ['/.well-known/agent-card.json', '/.well-known/agent.json'];
 
 /**
- * The card of an agent: of a DID out of its note, of an origin from its well-known address, of any other URL from there.
+ * Reads the card of an agent.
  *
- * @returns undefined where there is none
- * @throws TechnocoreError `bad_card`: what is there is no card, or the DID did not sign it, or it is asked of the room
- *   service, which has a manifest and no card
- * @throws HttpError, Unavailable it cannot be had
+ * @param from a `did:key` (the card is in the DID's note), an origin such as `https://agent.example` (it is at the
+ * well-known address), or the URL of the card
+ * @returns the card; undefined if there is none. Whatever it says, of a DID that DID has signed it
+ * @throws {@link TechnocoreError} `bad_card` if what is there is not a valid card, or not signed by the DID, or is the
+ * manifest of a room service
+ * @throws {@link BadName} if `from` is neither a DID nor an address
+ * @throws {@link HttpError} or {@link Unavailable} if it could not be read
  */
 export async function a2aReadCard(from: string, o: Options = {}): Promise<A2ACard | undefined> {
   if (isDid(from)) {

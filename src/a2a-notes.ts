@@ -1,10 +1,11 @@
 /**
- * The notes that hold the states of tasks, by which workers who do not know each other never advance a task twice: the
- * interoperation convention of the service.
+ * Notes that hold the states of tasks, by which workers that do not know each other never advance a task twice. Rules:
+ * technocore.chat's interoperation document (A2A).
  *
- * A note is a lock between honest workers and no record: anybody who knows the id of a task can write its note, and a note
- * is reaped after seven idle days. Nor is it a fence: a worker that was thought dead can come back and win. So whoever
- * works takes a lease first ({@link a2aClaim}), in a note of its own, and proves it anew before each write that counts.
+ * Such a note is a lock between honest workers, not a record: anybody who knows the id of a task can write its note, and
+ * the service deletes a note after seven idle days. Nor does it fence anybody off: a worker that was taken for dead can
+ * come back and write. So a worker first takes a lease ({@link a2aClaim}), in a note of its own, and renews it before
+ * each write that counts.
  *
  * @module
  */
@@ -19,11 +20,11 @@ import { remember } from './maps.ts';
 import { isName, type NotePath } from './names.ts';
 import { getNote, listNotes, type SetOptions, setNote } from './notes.ts';
 
-/** Options of all that reads or writes task notes. */
+/** Options of all functions that read or write task notes. */
 export interface A2ANoteOptions extends Options {
   /**
-   * What the names of the notes begin with; default `a2a-task`, as others expect it. With a private base, `p-` and something
-   * that cannot be guessed, only who was told it finds them.
+   * The beginning of the notes' namespaces. Default `a2a-task`, by which other implementations find them. With a private
+   * one (`p-` and something that cannot be guessed), only those who know it can find them.
    */
   noteBase?: string;
 }
@@ -32,10 +33,12 @@ const BASE = 'a2a-task';
 const LEASES = 'a2a-lease';
 
 /**
- * Where the state of a task is. The id is taken as it is; all agents of a service share one space, so ids must be such
- * as nobody else has.
+ * The address of a task's state note: derived from the first 16 hex digits of the SHA-256 of the id. All agents of a
+ * service share these notes, so the id must be one that nobody else uses or guesses, such as a UUID.
  *
- * @throws BadName an empty id
+ * @param taskId the id of the task; hashed as it is
+ * @param noteBase as in {@link A2ANoteOptions.noteBase}
+ * @throws {@link BadName} if the id is empty
  */
 export function a2aTaskNote(taskId: string, noteBase: string = BASE): NotePath {
   if (typeof taskId !== 'string' || taskId === '') throw new BadName(taskId, 'not the id of a task');
@@ -49,9 +52,10 @@ const put = (path: NotePath, value: string, o: Options & SetOptions): Promise<vo
   setNote(path.ns, path.key, value, o);
 
 /**
- * Writes the note of a new task: submitted.
+ * Creates the note of a new task, with the state `TASK_STATE_SUBMITTED`.
  *
- * @throws Conflict there is one of that id; `actual` is its state, as it is stored
+ * @throws {@link BadName} if the id is empty
+ * @throws {@link Conflict} if a task of that id has a note; `actual` is its value
  * @throws what {@link setNote} throws
  */
 export async function a2aCreate(taskId: string, o: A2ANoteOptions = {}): Promise<void> {
@@ -59,12 +63,17 @@ export async function a2aCreate(taskId: string, o: A2ANoteOptions = {}): Promise
 }
 
 /**
- * Moves a task from one state to another, if it still is in the first: of those who try at a time one succeeds. Notes are
- * written in the spelling of version 1.0. States in the words of version 0.3 match notes in either spelling, and a note
- * keeps the one it has; states in the spelling of 1.0 match a note of that spelling alone.
+ * Moves the note of a task from one state to another, by compare-and-set: of several workers that try at the same time,
+ * one succeeds. Notes are written in the spelling of A2A 1.0. If `from` is given in the spelling of 0.3 (`working`), it
+ * matches a note in either spelling, which keeps its own; in that of 1.0 (`TASK_STATE_WORKING`), it matches only the
+ * same.
  *
- * @throws BadState no such states, or no way from one to the other; nothing is sent
- * @throws Conflict the task is in another state: `actual`, as it is stored; undefined when there is no note, or no more
+ * @param taskId the id of the task
+ * @param from the state in which it must be
+ * @param to the state to which it goes
+ * @throws {@link BadState} if there is no such state, or no way from one to the other; nothing was sent
+ * @throws {@link Conflict} if the note holds another state: `actual` is its value; undefined if there is no note (any
+ * more)
  * @throws what {@link setNote} throws
  */
 export async function a2aAdvance(taskId: string, from: string, to: string, o: A2ANoteOptions = {}): Promise<void> {
@@ -80,10 +89,11 @@ export async function a2aAdvance(taskId: string, from: string, to: string, o: A2
 }
 
 /**
- * The state that the note of a task holds, in the word of version 0.3: `working`; `unknown` for a note that holds none;
- * undefined where there is no note.
+ * Reads the state from the note of a task. Anybody may have written it.
  *
- * @throws what {@link getNote} throws
+ * @returns the state in the spelling of A2A 0.3, such as `working`; `unknown` if the note holds something else; undefined
+ * if there is no note
+ * @throws {@link BadName} if the id is empty; what {@link getNote} throws
  */
 export async function a2aGetState(taskId: string, o: A2ANoteOptions = {}): Promise<string | undefined> {
   const { ns, key } = noteOf(taskId, o);
@@ -94,27 +104,30 @@ export async function a2aGetState(taskId: string, o: A2ANoteOptions = {}): Promi
 }
 
 /**
- * Keeps the note of a task from being reaped: writes what it holds once more, unless somebody changes it meanwhile.
+ * Keeps the note of a task from being deleted after seven idle days: writes its value once more, unless somebody changes
+ * it meanwhile.
  *
- * @returns whether there is a note
- * @throws what {@link getNote} and {@link setNote} throw
+ * @returns false if there is no note
+ * @throws {@link BadName} if the id is empty; what {@link getNote} and {@link setNote} throw
  */
 export async function a2aKeep(taskId: string, o: A2ANoteOptions = {}): Promise<boolean> {
   const path = noteOf(taskId, o);
   const value = await getNote(path.ns, path.key, o);
   if (value === undefined) return false;
   await put(path, value, { ...o, if: value }).catch((cause) => {
-    // Changed is as good as kept.
+    // Somebody else's write keeps the note as well.
     if (!TechnocoreError.is(cause) || (cause.code !== 'conflict' && cause.code !== 'may_have_landed')) throw cause;
   });
   return true;
 }
 
 /**
- * Which of some tasks still have notes: one read for each namespace they lie in, of which there are 256. A namespace lists
- * keys and not ids, so nobody finds tasks this way that he does not know.
+ * Finds out which of the given tasks still have notes. Costs one read for each of their namespaces, of which there are
+ * 256. Tasks that are not known cannot be found this way, since a namespace lists keys and not ids.
  *
- * @throws what {@link listNotes} throws
+ * @param taskIds the ids of the tasks
+ * @returns the ids of those that have a note
+ * @throws {@link BadName} if it is not a list, or an id is empty; what {@link listNotes} throws
  */
 export async function a2aFindNotes(taskIds: Iterable<string>, o: A2ANoteOptions = {}): Promise<string[]> {
   if (typeof taskIds?.[Symbol.iterator] !== 'function') throw new BadName(taskIds, 'the tasks must be a list of ids');
@@ -131,37 +144,47 @@ export async function a2aFindNotes(taskIds: Iterable<string>, o: A2ANoteOptions 
 
 /** Options of {@link a2aClaim}. */
 export interface A2AClaimOptions extends A2ANoteOptions {
-  /** How long nobody else takes the task over after this process fell silent, ms, 1,000 to 3,600,000; default 60,000. */
+  /**
+   * How long the lease counts without being renewed, in milliseconds, 1,000 to 3,600,000; default 60,000. Only then can
+   * another worker take over the task.
+   */
   leaseMs?: number;
 }
 
 const LEASE_MS = 60_000;
-/** An attempt, how often it was renewed, and how long it counts, ms. */
+/** The value of a lease: the attempt, how often it was renewed, and for how long it counts, ms. */
 const LEASE = /^([\w-]{22}) \d+ (\d{4,7})$/;
-/** What a lease that was given back says. */
+/** The beginning of the value of a lease that was released. */
 const FREE = 'free';
-/** How long the state itself may lie unwritten, ms: it is reaped after seven days. */
+/** How long the state note may be idle before it is written again, ms: the service deletes it after seven days. */
 const KEEP_MS = 86_400_000;
 
-/** Somebody's right to work on a task, as long as `signal` has not aborted. */
+/** The right to work on a task, until `signal` aborts: what {@link a2aClaim} returns. */
 export interface A2ALease {
+  /** The id of the task. */
   readonly taskId: string;
-  /** What this attempt is called, unlike any other. */
+  /** A unique name of this attempt: 22 characters of base64url. */
   readonly attempt: string;
-  /** Aborts when the lease is lost: somebody else took the task over, or it could not be renewed in time. */
+  /** Aborts when the lease is lost: another worker took over the task, or the lease could not be renewed in time. */
   readonly signal: AbortSignal;
   /**
-   * Moves the task, if the lease still is ours: it is renewed first, so that who was asleep finds out before he writes, and
-   * nobody takes over meanwhile.
+   * Moves the task as {@link a2aAdvance} does, if the lease still holds. It is renewed first, so that a worker that was
+   * suspended finds out before it writes, and nobody takes over meanwhile.
    *
-   * @throws Conflict the lease is somebody else's, or the task in another state; `actual` is what the note says
-   * @throws TechnocoreError `task_expired`: the task's note is gone; it was there when the lease was taken
-   * @throws as {@link a2aAdvance}
+   * @throws {@link Conflict} if another worker has the lease, or the task is in another state; `actual` is the note's
+   * value
+   * @throws {@link TechnocoreError} `task_expired` if the note of the task is gone; `lease_lost` if the lease could not
+   * be renewed in time; `lease_over` if it was released
+   * @throws what {@link a2aAdvance} throws
    */
   advance(from: string, to: string): Promise<void>;
-  /** Writes the lease anew, which happens by itself every third of its time. @throws Conflict it is somebody else's */
+  /**
+   * Renews the lease, which also happens by itself every third of `leaseMs`.
+   *
+   * @throws as {@link A2ALease.advance}
+   */
   renew(): Promise<void>;
-  /** Gives the lease back. */
+  /** Releases the lease, so that another worker can take it at once. */
   release(): Promise<void>;
 }
 
@@ -176,10 +199,10 @@ class Lease implements A2ALease {
   readonly #over = new AbortController();
   #value = '';
   #count = 0;
-  /** Runs out when the lease does. */
+  /** Ends the timer that runs out with the lease. */
   #timer: AbortController | undefined;
   #last: Promise<unknown> = Promise.resolve();
-  /** When the state was last written, as far as we know. */
+  /** When the state note was last written, as far as we know. */
   #touched = 0;
 
   constructor(taskId: string, attempt: string, o: A2AClaimOptions) {
@@ -199,14 +222,14 @@ class Lease implements A2ALease {
     return this.#lost.signal;
   }
 
-  /** Takes the lease, from nobody, or from somebody who has not renewed it for as long as it counts. */
+  /** Takes the lease if it is free, or has not been renewed for as long as it counts. */
   async take(signal: AbortSignal | undefined): Promise<void> {
     const o = { ...this.#o, ...(signal && { signal }) };
     const { ns, key } = this.#path;
     let seen = await getNote(ns, key, o);
     const [, attempt, ms] = LEASE.exec(seen ?? '') ?? [];
     if (attempt !== undefined) {
-      // By our clock alone: those of two machines need not agree.
+      // Watched by our own clock: those of two machines need not agree.
       for (let part = 0; part < 4; part++) {
         await this.#clock.sleep(Number(ms) / 4, signal);
         const now = await getNote(ns, key, o);
@@ -222,7 +245,7 @@ class Lease implements A2ALease {
     void this.#keep();
   }
 
-  /** Puts a new value in the place of the one expected. @throws Conflict another one is there */
+  /** Replaces the expected value. @throws Conflict if there is another one */
   async #write(expected: string | undefined, o: Options, value?: string): Promise<void> {
     const next = value ?? `${this.attempt} ${++this.#count} ${this.#leaseMs}`;
     const begun = this.#clock.now();
@@ -230,7 +253,7 @@ class Lease implements A2ALease {
     try {
       await put(this.#path, next, { ...o, ...condition });
     } catch (cause) {
-      // Values are ours alone, so what is there tells whether the write landed.
+      // Nobody else writes this value, so the note tells whether the write landed.
       if (!TechnocoreError.is(cause) || cause.code !== 'may_have_landed') throw cause;
       const actual = await getNote(this.#path.ns, this.#path.key, o);
       if (actual !== next) throw new Conflict('the lease was taken', actual);
@@ -240,10 +263,10 @@ class Lease implements A2ALease {
     if (!this.#over.signal.aborted) this.#timer = this.#runOut(begun);
   }
 
-  /** Loses the lease when it was not renewed in time. Counted by sleeping: a clock that was set back tells nothing. */
+  /** Loses the lease if it is not renewed in time. Counted by sleeping, since a clock may be set back. */
   #runOut(begun: number): AbortController {
     const timer = new AbortController();
-    // Others count from later on.
+    // Counted from before the write: others count from after it.
     const left = this.#leaseMs - Math.max(this.#clock.now() - begun, 0);
     this.#clock.sleep(left, timer.signal).then(
       () => this.#lose(new TechnocoreError('lease_lost', 'the lease could not be renewed in time')),
@@ -307,7 +330,7 @@ class Lease implements A2ALease {
           cause,
         );
       }
-      // With the lease ours, nobody else has put it there.
+      // Since we have the lease, nobody else has written that state.
       if (code !== 'may_have_landed' || (await a2aGetState(this.taskId, this.#o)) !== wordOf(move.to)) throw cause;
     }
     this.#touched = this.#clock.now();
@@ -317,7 +340,7 @@ class Lease implements A2ALease {
     this.#end();
     await this.#last;
     if (this.#lost.signal.aborted) return;
-    // Unlike any value before, so that nobody is held up by a write of ours that comes late.
+    // A value of its own, so that a late write of ours cannot make the lease look taken.
     await this.#write(this.#value, this.#o, `${FREE} ${this.attempt}`).catch((cause) => {
       if (!TechnocoreError.is(cause) || cause.code !== 'conflict') throw cause;
     });
@@ -325,19 +348,27 @@ class Lease implements A2ALease {
 }
 
 /**
- * Takes the right to work on a task. A lease that somebody else holds is watched for as long as it counts, and taken over
- * when he does not renew it meanwhile; whose clock is right plays no part. It is renewed until it is given back.
+ * Takes a lease: the right to work on a task that several workers share through notes. A lease that another worker holds
+ * is watched for as long as it counts, and taken over if it is not renewed meanwhile; the clocks of the workers need not
+ * agree. The lease is renewed by itself until it is released.
  *
- * @throws Conflict somebody holds it and is alive; `actual` is what the note says
- * @throws TechnocoreError `bad_option`
- * @throws what {@link getNote} and {@link setNote} throw
+ * @param taskId the id of the task
+ * @throws {@link Conflict} if another worker holds the lease and renews it; `actual` is the value of the lease's note
+ * @throws {@link TechnocoreError} `bad_option` if `leaseMs` is out of range
+ * @throws {@link BadName} if the id is empty; what {@link getNote} and {@link setNote} throw
  * @example
  * ```ts
- * const lease = await a2aClaim(taskId);
+ * import { a2aClaim, a2aCreate, a2aGetState } from 'technocore-rpc';
+ *
+ * const taskId = crypto.randomUUID();
+ * await a2aCreate(taskId);
+ *
+ * const lease = await a2aClaim(taskId); // in one of the workers
  * await lease.advance('submitted', 'working');
- * const result = await work(lease.signal);
+ * if (!lease.signal.aborted) console.log('the work itself, which stops when the signal aborts');
  * await lease.advance('working', 'completed');
  * await lease.release();
+ * console.log(await a2aGetState(taskId)); // completed
  * ```
  */
 export async function a2aClaim(taskId: string, o: A2AClaimOptions = {}): Promise<A2ALease> {
@@ -350,10 +381,10 @@ export async function a2aClaim(taskId: string, o: A2AClaimOptions = {}): Promise
 
 const KNOWN = {};
 const MAX_KNOWN = 10_000;
-/** Most tasks that one list reads. */
+/** The most tasks that one list reads. */
 const MAX_LISTED = 100;
 
-/** The tasks that were seen here, the newest last, with the contexts of those that were begun here: notes hold states alone. */
+/** The tasks seen by this process, the newest last, with the contexts of those created here: notes hold states only. */
 const knownOf = (o: Options): Map<string, string> => sharedOf(transportOf(o), KNOWN, () => new Map<string, string>());
 
 function textOf(params: unknown, ...names: string[]): string {
@@ -364,7 +395,7 @@ function textOf(params: unknown, ...names: string[]): string {
   throw badParams(`${names[0]} is missing`);
 }
 
-/** @param at when it came into the state, ms; undefined where nobody knows */
+/** @param at when it came into the state, ms; undefined if that is not known */
 function taskOf(id: string, state: string, o: Options, at?: number): Json {
   const known = knownOf(o);
   if (!known.has(id)) remember(known, id, '', MAX_KNOWN);
@@ -385,7 +416,7 @@ const helper = (run: (params: unknown, o: Options) => Promise<Json>): Handler =>
     run(params, context ? { ...context.service, signal: context.signal } : {}),
   );
 
-/** What the original library offers its own process, by method name. For remote callers these do not exist. */
+/** The methods that the original library offers its own process. For remote callers they do not exist. */
 export const a2aHelpers: [string, Handler][] = [
   [
     'message/send',

@@ -1,6 +1,6 @@
 /**
- * What agents are asked, in the spellings of versions 1.0 and 0.3, and what tells requests, media types and places in a list
- * apart.
+ * What agents are asked, in the spellings of versions 1.0 and 0.3, and what tells requests, media types and places in a
+ * list apart.
  *
  * @module
  */
@@ -130,7 +130,9 @@ export function placeIn(token: string): string {
   return place;
 }
 
-/** Whether a media type, or range of them, covers another. Parameters play no part; many cards say `text` for plain text. */
+/**
+ * Whether a media type, or range of them, covers another. Parameters play no part; many cards say `text` for plain text.
+ */
 export function covers(mode: string, type: string): boolean {
   const [range, one] = [mode === 'text' ? 'text/plain' : mode, type].map((text) =>
     text.split(';', 1)[0]!.trim().toLowerCase(),

@@ -1,6 +1,6 @@
 /**
- * The states of A2A tasks in the spellings of versions 1.0 and 0.3, the moves from one to another, and the errors: what is
- * needed wherever tasks are, with or without their messages.
+ * The states of A2A tasks in the spellings of versions 1.0 and 0.3, the transitions between them, and the errors of A2A:
+ * what is needed wherever there are tasks, with or without messages. Rules: A2A 1.0 and 0.3.
  *
  * @module
  */
@@ -8,7 +8,10 @@ import { BadState, RpcError } from './errors.ts';
 
 // --- states ------------------------------------------------------------------------------------------------------
 
-/** The state of a task. */
+/**
+ * The state of a task, as A2A 1.0 writes it. Completed, failed, canceled and rejected are terminal: they never change. In
+ * input required and auth required, the agent waits for the caller.
+ */
 export type A2AState =
   | 'TASK_STATE_SUBMITTED'
   | 'TASK_STATE_WORKING'
@@ -23,7 +26,7 @@ const PREFIX = 'TASK_STATE_';
 const RUNNING = ['TASK_STATE_SUBMITTED', 'TASK_STATE_WORKING'];
 const INTERRUPTED = ['TASK_STATE_INPUT_REQUIRED', 'TASK_STATE_AUTH_REQUIRED'];
 const TERMINAL = ['TASK_STATE_COMPLETED', 'TASK_STATE_FAILED', 'TASK_STATE_CANCELED', 'TASK_STATE_REJECTED'];
-/** All there are. */
+/** All states. */
 export const STATES: ReadonlySet<unknown> = new Set([...RUNNING, ...INTERRUPTED, ...TERMINAL]);
 
 /** True for a state that never changes again. */
@@ -31,10 +34,10 @@ export const isTerminal = (state: A2AState): boolean => TERMINAL.includes(state)
 /** True for a state in which the agent waits for the caller. */
 export const isInterrupted = (state: A2AState): boolean => INTERRUPTED.includes(state);
 
-/** The word of version 0.3 for a state: `working`, `input-required`. */
+/** A state as A2A 0.3 writes it: `working`, `input-required`. */
 export const wordOf = (state: A2AState): string => state.slice(PREFIX.length).toLowerCase().replace('_', '-');
 
-/** The state that a text names in either spelling; undefined when it names none. */
+/** The state that a text names, in either spelling; undefined if it names none. */
 export function stateOf(text: unknown): A2AState | undefined {
   if (STATES.has(text)) return text as A2AState;
   if (typeof text !== 'string') return undefined;
@@ -43,10 +46,10 @@ export function stateOf(text: unknown): A2AState | undefined {
 }
 
 /**
- * The two states of a move, given in either spelling. What is terminal stays so, and nothing is submitted twice; the rest
- * is up to the agent.
+ * Checks a transition, given in either spelling: terminal states never change, and no task is submitted twice. All others
+ * are allowed.
  *
- * @throws BadState no state, or no way from one to the other
+ * @throws {@link BadState} if there is no such state, or the transition is not allowed
  */
 export function checkMove(from: string, to: string): { from: A2AState; to: A2AState } {
   const [before, after] = [stateOf(from), stateOf(to)];
@@ -58,7 +61,7 @@ export function checkMove(from: string, to: string): { from: A2AState; to: A2ASt
 
 const INFO = 'type.googleapis.com/google.rpc.ErrorInfo';
 
-/** The errors of A2A in the order of their codes, from -32001 downwards, each with what it says when nothing else is said. */
+/** The errors of A2A in the order of their codes, from -32001 down, each with its default message. */
 const REASONS = {
   TASK_NOT_FOUND: 'Task not found',
   TASK_NOT_CANCELABLE: 'Task cannot be canceled: it is over',
@@ -71,7 +74,7 @@ const REASONS = {
   VERSION_NOT_SUPPORTED: 'This version is not supported',
 } as const;
 
-/** An error of A2A. */
+/** Makes an error of A2A. */
 export function refusal(reason: keyof typeof REASONS, message: string = REASONS[reason]): RpcError {
   const code = -32001 - Object.keys(REASONS).indexOf(reason);
   return new RpcError(code, message, [{ '@type': INFO, reason, domain: 'a2a-protocol.org' }]);

@@ -1,6 +1,6 @@
 /**
- * Where an agent keeps its tasks: what is in the store is the record, whatever any note says. In memory, or in a file that
- * outlives the process.
+ * Where an agent keeps its tasks: in memory, or in a file that outlives the process. The store is what counts, whatever a
+ * task's note says.
  *
  * @module
  */
@@ -14,48 +14,52 @@ import { Journal, type Journaled } from './journal.ts';
 import { getOrMake } from './maps.ts';
 import { mostFor } from './turns.ts';
 
-/** A task as it is kept. Nobody changes one; what changed is another one of the same id. */
+/** A task as a store keeps it. Records are never changed: a changed task is a new record with the same id. */
 export interface A2ARecord {
-  /** The key that the task belongs to: nobody else learns that it exists. */
+  /** The DID to which the task belongs. Nobody else learns that it exists. */
   readonly owner: string;
-  /** All of it: artifacts and history too. */
+  /** The whole task, with artifacts and history. */
   readonly task: A2ATaskView;
-  /** The requests it came from, so that one that is sent again finds its task instead of making another. */
+  /** The requests from which it came, so that a request that is sent again finds its task instead of making another. */
   readonly requests: readonly string[];
 }
 
-/** A store of tasks, for one agent at a time. */
+/** A store of tasks, for one agent at a time: {@link a2aMemoryStore}, {@link a2aFileStore}, or your own. */
 export interface A2AStore {
+  /** Returns the record of a task; undefined if there is none. */
   get(id: string): A2ARecord | undefined | Promise<A2ARecord | undefined>;
-  /** The id of the owner's task that came from a request. */
+  /** Returns the id of the owner's task that came from a request; undefined if there is none. */
   find(owner: string, request: string): string | undefined | Promise<string | undefined>;
-  /** The tasks of a key, in any order. */
+  /** Returns the tasks of an owner, in any order. */
   list(owner: string): Iterable<A2ARecord> | Promise<Iterable<A2ARecord>>;
   /**
-   * Keeps a task, or another state of it; durably, where the store is durable, once this resolves.
+   * Keeps a record, in place of an earlier one of the same task. In a durable store it is durable once this resolves.
    *
-   * @param rank how early its key came among those that were answered, from 0, which is the default; Infinity: it never was
-   * @throws RpcError 1002 there is no room for one more
+   * @param rank the {@link CallContext.rank} of the owner; default 0
+   * @throws {@link RpcError} 1002 if there is no room for it
    */
   put(record: A2ARecord, rank?: number): void | Promise<void>;
+  /** Removes a task. */
   remove(id: string): void | Promise<void>;
+  /** Releases what the store holds. Its owner calls it, after the agent has ended. */
   close?(): void | Promise<void>;
 }
 
-/** Bounds of a store. */
+/** Limits of a store. */
 export interface A2AStoreLimits {
   /**
-   * Most tasks; default 65,536. One key can have a quarter, all keys that were never answered three quarters. For a new task the oldest one that is over goes, or one that has
-   * waited for its caller for a day; when there is none, the new one is refused.
+   * The most tasks; default 65,536. One key can have a quarter; all keys that were never answered, three quarters
+   * together. To make room for a new task, the oldest one that has ended is removed, or one that has waited for its
+   * caller for a day; if there is none, the new one is refused.
    */
   tasks?: number;
-  /** Most characters of all tasks, as JSON; default 64 Mi. One key can have a quarter. */
+  /** The most characters of all tasks as JSON; default 67,108,864. One key can have a quarter. */
   chars?: number;
 }
 
-/** What 1002 means here as everywhere: too much to do. */
+/** The error for too much to do, as of `serve`. */
 const BUSY = 1002;
-/** How long a task waits for its caller before it may go, ms. */
+/** How long a task waits for its caller before it may be removed, ms. */
 const WAITS_MS = 86_400_000;
 
 interface Held {
@@ -63,13 +67,13 @@ interface Held {
   readonly chars: number;
 }
 
-/** What one key has: its tasks, those whose state is oldest first. */
+/** What one owner has: its tasks, the one that changed longest ago first. */
 class Owned {
   readonly tasks = new Map<string, Held>();
   chars = 0;
 }
 
-/** The rules and bounds, in memory; the file store feeds its log through the same object. */
+/** The rules and limits, in memory. The file store replays its log through the same object. */
 class MemoryStore implements A2AStore {
   readonly #tasks: number;
   readonly #chars: number;
@@ -181,7 +185,12 @@ function mayGo({ state, timestamp }: A2AStatus, now: number): boolean {
   return isTerminal(state) || (isInterrupted(state) && now - Date.parse(timestamp ?? '') > WAITS_MS);
 }
 
-/** A store that lives as long as the process. */
+/**
+ * Makes a store of tasks that lives as long as the process.
+ *
+ * @param limits how much is kept: see {@link A2AStoreLimits}
+ * @throws {@link TechnocoreError} `bad_option` if the limits have other members
+ */
 export function a2aMemoryStore(limits?: A2AStoreLimits): A2AStore {
   return new MemoryStore(limits);
 }
@@ -242,7 +251,7 @@ class FileStore extends MemoryStore implements Journaled {
     await this.#journal?.write(lineOf(record));
   }
 
-  // The line goes to disk with the next one. Without it the task is there once more, and goes once more.
+  // The line goes to disk together with the next one. If it is lost, the task is there again, and is removed again.
   override remove(id: string): void {
     super.remove(id);
     this.#journal?.add(id);
@@ -258,7 +267,7 @@ const lineOf = ({ owner, task, requests }: A2ARecord): Json => ({ owner, task, r
 const isText = (value: unknown): boolean => typeof value === 'string';
 const isListOrNone = (value: unknown): boolean => value === undefined || Array.isArray(value);
 
-/** Of the form that we write, as far as it is worked with: of another one nobody could tell what becomes of it. */
+/** True for a record of the form that we write, as far as its members are used. */
 function isRecord(line: unknown): line is A2ARecord {
   const { owner, requests, task } = isObject(line) ? line : {};
   if (!isText(owner) || !Array.isArray(requests) || !requests.every(isText) || !isObject(task)) return false;
@@ -273,12 +282,16 @@ function isRecord(line: unknown): line is A2ARecord {
 }
 
 /**
- * A store in a file, for one agent at a time. After a restart the tasks are there; those that were running are interrupted:
- * they wait for their callers, with a message that says so. Close it when the agent has ended.
+ * Opens a store of tasks in a file, for one agent at a time. After a restart the tasks are still there; those that were
+ * running wait for their callers, with a message that says that they were interrupted. Close it after the agent has
+ * ended.
  *
- * @param path made when it is not there; its directory must be
- * @throws TechnocoreError `bad_store`: the file is something else, or damaged; it is left as it is
- * @throws Unavailable another process has it, or the file system refuses, or there is none
+ * @param path the file; created if it does not exist, in a directory that does
+ * @param limits how much is kept: see {@link A2AStoreLimits}
+ * @param clock the source of time; default: the machine's clock
+ * @throws {@link TechnocoreError} `bad_store` if the file is damaged or something else, which is left as it is;
+ * `bad_option` if the limits have other members
+ * @throws {@link Unavailable} if another process has the file, or the file system refuses, or the platform has none
  */
 export function a2aFileStore(path: string, limits?: A2AStoreLimits, clock: Clock = systemClock): Promise<A2AStore> {
   return FileStore.open(path, limits, clock);

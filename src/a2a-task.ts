@@ -1,6 +1,6 @@
 /**
- * One task while it is worked on: its messages take turns, each change is stored before anybody sees it, and whoever
- * waits or watches is told.
+ * One task while it is worked on: its messages are handled in turn, each change is stored before anybody sees it, and
+ * those who wait or watch are notified.
  *
  * @module
  */
@@ -27,57 +27,77 @@ import type { Workers } from './workers.ts';
 
 // --- what a handler is given -------------------------------------------------------------------------------------
 
-/** What an agent says: a text, or parts. */
+/** What an agent says in a message: a text, or parts. */
 export type A2ASaid = string | A2APart[];
 
-/** An artifact as a handler makes one. */
+/** An artifact, as a handler makes one. It has either `parts` or `text`. */
 export interface A2AMade {
-  /** Of parts or a text there must be one. */
+  /** The content. */
   parts?: A2APart[];
+  /** The content, if it is one text. */
   text?: string;
+  /** A name for people. */
   name?: string;
+  /** What it is. */
   description?: string;
-  /** Default: a new one. With that of an earlier artifact of the task: it takes its place. */
+  /** The id. Default: a new one. With the id of an earlier artifact of the task, this one replaces it. */
   artifactId?: string;
-  /** Adds to the artifact of that id instead. */
+  /** Whether to append the parts to the artifact of that id instead. */
   append?: boolean;
-  /** Said of the last addition. */
+  /** Whether nothing more will be appended. */
   lastChunk?: boolean;
+  /** Further data. */
   metadata?: JsonObject;
 }
 
-/** The task that a handler works on. What it publishes after the task is over is refused with BadState. */
+/**
+ * The task that a handler works on. Its methods resolve once the change is stored. They throw {@link BadState} if the
+ * task or the handler's turn has ended or there is no way to the new state, {@link TechnocoreError} `bad_message` or
+ * `bad_artifact` if what is published is malformed, and the signal's reason once that has aborted.
+ */
 export interface A2ATask {
+  /** The id of the task. */
   readonly id: string;
+  /** The context to which it belongs. */
   readonly contextId: string;
-  /** The DID of the caller; `''` for one in this process. */
+  /** The caller's DID; `''` for a caller inside this process. */
   readonly from: string;
-  /** All that was said, the message in hand included. */
+  /** All messages of the task, the one in hand included. */
   readonly history: readonly A2AMessage[];
-  /** Media types that the caller can do with; empty: he did not say. */
+  /** The media types that the caller accepts; empty if it did not say. */
   readonly accepts: readonly string[];
-  /** Aborts when the caller cancels the task, or the agent closes. */
+  /** Aborts when the caller cancels the task, or the agent is closed. */
   readonly signal: AbortSignal;
-  /** Whether the message continues a task: it answers a question, or adds to what is being done. */
+  /** Whether the message continues an earlier one: it answers a question, or adds to the work. */
   readonly continued: boolean;
-  /** Publishes a state, in either spelling, and something to say with it. Resolves once it is stored. @throws BadState */
+  /** Publishes a state, in either spelling (`working`, `TASK_STATE_WORKING`), with a message if one is given. */
   update(state: string, said?: A2ASaid): Promise<void>;
-  /** Publishes a result, or a piece of one. @returns its id */
+  /**
+   * Publishes a result, or a part of one.
+   *
+   * @returns the id of the artifact
+   */
   artifact(made: A2AMade): Promise<string>;
-  /** Asks the caller something. Return after it: the answer begins the next turn. */
+  /** Asks the caller for something. Return after it: the answer begins the next turn of the handler. */
   ask(said: A2ASaid): Promise<void>;
-  /** Refuses the task. */
+  /** Rejects the task. */
   reject(said?: A2ASaid): Promise<void>;
 }
 
-/** What a handler may return, and yield if it is a generator. */
+/** What an {@link A2AHandler} may return: a text, a message of parts, or nothing. */
 export type A2AReply = string | { parts: A2APart[]; metadata?: JsonObject } | undefined;
-/** What a handler that is a generator may yield: words, something made, a state. */
+/** What an {@link A2AHandler} that is a generator may yield: a message about its work, an artifact, or a state. */
 export type A2AYield = string | A2AMade | { state: string; said?: A2ASaid };
 
 /**
- * Works on a message. What it returns is a direct answer when nothing else was done; otherwise the last words of the task,
- * which is then completed. An async generator's texts are states of the work, its objects artifacts or states.
+ * Works on one message to an agent. What it returns without having done anything with the task is a direct answer,
+ * without a task. Otherwise, when it returns, the task is completed with what it returns as the last message, unless it
+ * has ended already or waits for the caller, as after `ask`.
+ *
+ * If it throws, the task has failed. The caller gets the message of an {@link RpcError}, and no detail of any other
+ * error. An `RpcError` thrown before anything else was done is itself the answer, without a task.
+ *
+ * As an async generator it may yield: a text is the state working with that message, an object an artifact or a state.
  */
 export type A2AHandler = (
   message: A2AMessage,
@@ -87,10 +107,11 @@ export type A2AHandler = (
 
 // --- the task ----------------------------------------------------------------------------------------------------
 
-/** Messages of a task that are remembered, and that wait for a turn. */
+/** The most messages of a task that are remembered. */
 const MAX_HISTORY = 256;
+/** The most messages of a task that wait for their turn. */
 const MAX_WAITING = 16;
-/** Requests of a task that are remembered. */
+/** The most requests of a task that are remembered. */
 const MAX_REQUESTS = 32;
 
 /** What all tasks of an agent have in common. */
@@ -102,9 +123,9 @@ export interface Shop {
   newId(): string;
   /** How early a key came, among all. */
   rank(key: string): number;
-  /** A handler, or the store, failed. */
+  /** Called when a handler or the store has failed. */
   onError(error: unknown, taskId: string): void;
-  /** A task moved, and that is stored. */
+  /** Called when a task has changed its state, and that is stored. */
   onMove(id: string, from: A2AState, to: A2AState): void;
 }
 
@@ -174,8 +195,8 @@ export class LiveTask {
    * Changes the task, one change after the other, and tells those who watch once it is stored.
    *
    * @param next makes the task after the change; what it throws leaves everything as it was
-   * @param o `event`: what is told beside a new status; `show`: whether the caller learns of the task by it, default true;
-   *   `request`: to remember; `after`: what goes with it, once it is stored
+   * @param o `event`: what is told beside a new status; `show`: whether the caller learns of the task by it, default
+   * true; `request`: to remember; `after`: what goes with it, once it is stored
    */
   change(
     next: (task: A2ATaskView) => A2ATaskView,

@@ -1,6 +1,6 @@
 /**
- * The objects of A2A: messages, parts, artifacts and tasks as version 1.0 writes them, the checks that strangers' objects
- * pass before anything is done with them, and the other spelling of version 0.3.
+ * The objects of A2A: messages, parts, artifacts and tasks in the form of version 1.0, the checks that a stranger's
+ * objects must pass, and the other form of version 0.3.
  *
  * @module
  */
@@ -9,80 +9,117 @@ import { badParams, type JsonObject } from './dispatch.ts';
 import { type RpcError, TechnocoreError } from './errors.ts';
 import { compact, isObject, type Json } from './frames.ts';
 
-/** Member of `params._meta` that says how long the caller waits for an answer, ms. */
+/** The member of `params._meta` that says how long the caller waits for an answer, ms. */
 export const WAIT_META = 'chat.technocore/waitMs';
 
 // --- objects -----------------------------------------------------------------------------------------------------
 
-/** A piece of content: exactly one of `text`, `raw` (base64), `url` and `data`. */
+/** A piece of content (A2A Part). It has exactly one of `text`, `raw`, `url` and `data`. */
 export type A2APart = {
+  /** A text. */
   text?: string;
+  /** Bytes, as base64. */
   raw?: string;
+  /** Where the content is. */
   url?: string;
+  /** Any JSON value. */
   data?: Json;
+  /** A name for the content. */
   filename?: string;
+  /** The media type of the content, such as `image/png`. */
   mediaType?: string;
+  /** Further data. */
   metadata?: JsonObject;
 };
 
-/** One thing said, by a person or an agent. */
+/** A message of a caller or an agent (A2A Message). */
 export type A2AMessage = {
-  /** Made by the sender. */
+  /** The id of the message, made by its sender. */
   messageId: string;
+  /** Whether the caller or the agent wrote it. */
   role: 'ROLE_USER' | 'ROLE_AGENT';
+  /** Its content: at least one part. */
   parts: A2APart[];
+  /** The context to which it belongs. */
   contextId?: string;
+  /** The task that it continues. */
   taskId?: string;
+  /** Other tasks that it refers to. */
   referenceTaskIds?: string[];
+  /** The URIs of the extensions that it uses. */
   extensions?: string[];
+  /** Further data. */
   metadata?: JsonObject;
 };
 
-/** What a task made. */
+/** A result of a task (A2A Artifact). */
 export type A2AArtifact = {
+  /** The id of the artifact, unique in its task. */
   artifactId: string;
+  /** Its content: at least one part. */
   parts: A2APart[];
+  /** A name for people. */
   name?: string;
+  /** What it is. */
   description?: string;
+  /** The URIs of the extensions that it uses. */
   extensions?: string[];
+  /** Further data. */
   metadata?: JsonObject;
 };
 
-/** Where a task stands, and since when. */
+/** The status of a task (A2A TaskStatus). */
 export type A2AStatus = {
+  /** The state of the task. */
   state: A2AState;
+  /** What the agent says about it, such as a question. */
   message?: A2AMessage;
-  /** ISO 8601, UTC. */
+  /** Since when: ISO 8601, UTC. */
   timestamp?: string;
 };
 
-/** A task as its agent shows it: what the specification calls Task. */
+/** A task as its agent shows it (A2A Task). */
 export type A2ATaskView = {
+  /** The id of the task, made by the agent. */
   id: string;
+  /** The context to which it belongs. */
   contextId?: string;
+  /** Its status. */
   status: A2AStatus;
+  /** Its results so far. */
   artifacts?: A2AArtifact[];
+  /** The messages so far, as many as were asked for. */
   history?: A2AMessage[];
+  /** Further data. */
   metadata?: JsonObject;
 };
 
-/** One item of a stream; exactly one member is there. A task or a message alone is also what a send is answered with. */
+/** One item of a stream (A2A StreamResponse). It has exactly one member. */
 export type A2AItem = {
+  /** The task as it is now. */
   task?: A2ATaskView;
+  /** A direct answer, without a task. */
   message?: A2AMessage;
+  /** A new status of the task. */
   statusUpdate?: { taskId: string; contextId: string; status: A2AStatus; metadata?: JsonObject };
+  /** A new artifact of the task, or more of one. */
   artifactUpdate?: {
     taskId: string;
     contextId: string;
     artifact: A2AArtifact;
-    /** Whether the parts continue those of the artifact of that id. */
+    /** Whether the parts are to be appended to the artifact of the same id. */
     append?: boolean;
+    /** Whether nothing more will be appended. */
     lastChunk?: boolean;
     metadata?: JsonObject;
   };
 };
 
-/** The text of a message or an artifact: its text parts, one after the other. @throws TechnocoreError `bad_params`: neither */
+/**
+ * The text of a message or an artifact: its text parts, joined without anything between them.
+ *
+ * @throws {@link TechnocoreError} `bad_params` if it has no parts
+ */
 export function a2aText(holder: { parts: A2APart[] }): string {
   if (!Array.isArray(holder?.parts)) throw new TechnocoreError('bad_params', 'a message, or an artifact, has parts');
   return holder.parts.map((part) => part?.text ?? '').join('');
@@ -90,7 +127,7 @@ export function a2aText(holder: { parts: A2APart[] }): string {
 
 // --- checks ------------------------------------------------------------------------------------------------------
 
-/** Something at `at` is not as it must be. */
+/** What is wrong with a value, and where. */
 class Misfit extends Error {
   readonly at: string;
   readonly why: string;
@@ -101,7 +138,7 @@ class Misfit extends Error {
   }
 }
 
-/** Takes a stranger's value to pieces and returns what is known of it, checked. */
+/** Checks a stranger's value, and returns the members that are known. */
 export type Check<T> = (value: unknown, at: string) => T;
 
 const expect =
@@ -138,7 +175,9 @@ export const isList =
     return value.map((one, i) => item(one, `${at}[${i}]`));
   };
 
-/** An object of which only the members named are known. As in ProtoJSON, null is absent and what is unknown is left out. */
+/**
+ * An object of which only the members named are known. As in ProtoJSON, null is absent and what is unknown is left out.
+ */
 export const isShaped =
   <T>(required: Record<string, Check<unknown>>, optional: Record<string, Check<unknown>> = {}): Check<T> =>
   (value, at) => {
