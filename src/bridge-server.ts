@@ -94,7 +94,8 @@ const KNOWN_LISTENERS = 64;
  * import { RoomServerTransport } from 'technocore-rpc/bridge';
  *
  * const number = { type: 'number' };
- * const inputSchema = fromJsonSchema({ type: 'object', properties: { a: number, b: number }, required: ['a', 'b'] });
+ * const json = { type: 'object', properties: { a: number, b: number }, required: ['a', 'b'] };
+ * const inputSchema = fromJsonSchema<{ a: number; b: number }>(json);
  * function makeServer() {
  *   const server = new McpServer({ name: 'adder', version: '1.0.0' });
  *   server.registerTool('add', { description: 'Adds.', inputSchema }, ({ a, b }) => ({
