@@ -22,7 +22,7 @@ const option = (name: string, otherwise: number): number => {
   const i = args.indexOf(`--${name}`);
   return i < 0 ? otherwise : Number(args.splice(i, 2)[1]);
 };
-const calls = option('calls', 16);
+const calls = option('calls', 24);
 const runs = option('runs', 1);
 
 /** Ratios against the bare primitives, which are no goals of the twelve. */
