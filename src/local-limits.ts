@@ -70,8 +70,10 @@ export interface Limits {
   waitersPerAddress: number;
   /** Reads of all addresses that can be held at a time; default 64. */
   waiters: number;
-  /** The number of open sockets from which every request is answered with 503; default 128. */
+  /** The number of open sockets from which every request is answered with 503; default 128. Beyond twice as many, none is accepted. */
   connections: number;
+  /** The time after which a connection that takes nothing of its answer is dropped, in milliseconds; default 60,000. 0: never. */
+  stalledMs: number;
   /** For how long `/rooms` may be answered from a cache, in milliseconds; default 3,000. */
   roomsCacheMs: number;
   /** The idle time after which rooms and notes are deleted, in milliseconds; default 7 days. */
@@ -131,6 +133,7 @@ export function limitsOf(profile: Profile, own: Partial<Limits> = {}): Limits {
     waitersPerAddress: 4,
     waiters: 64,
     connections: 128,
+    stalledMs: 60_000,
     roomsCacheMs: 3000,
     retentionMs: 7 * 86_400_000,
     singleMessageRetentionMs: 86_400_000,

@@ -15,6 +15,7 @@ import { type Limits, type LocalStats, limitsOf, Parking } from './local-limits.
 import { RelayService } from './local-relay.ts';
 import { oversized, RoomService } from './local-rooms.ts';
 import type { Incoming, Outgoing, Profile } from './local-wire.ts';
+import { getOrMake } from './maps.ts';
 
 export type { Clock } from './http.ts';
 export type { Limits, LocalStats } from './local-limits.ts';
@@ -237,6 +238,10 @@ async function readStream(
 
 /** How many bytes of an unwanted body are read and discarded, so that its sender gets to read the answer. */
 const DRAIN_BYTES = 1 << 20;
+/** The most requests that a connection can send ahead of their answers. */
+const MAX_AHEAD = 100;
+/** The longest time of a platform timer, in milliseconds. */
+const MAX_TIMER_MS = 2 ** 31 - 1;
 
 /** An answer of the HTTP layer, below the service, which closes the connection. */
 function bare(status: number, body: string): Outgoing {
@@ -261,32 +266,51 @@ async function listen(
     const bytes = rawHeaders.reduce((sum, text) => sum + text.length + 2, 0);
     return oversized(rawHeaders.length / 2, bytes) ?? handle(incomingOf(request, response, url));
   };
-  // The request of each socket that is not answered yet.
-  const pending = new WeakMap<Socket, ServerResponse>();
+  // By connection: the request being answered, and those sent ahead, which wait, so that unread answers do not pile up.
+  const queues = new WeakMap<Socket, ServerResponse[]>();
+  const next = (socket: Socket): void => {
+    const response = queues.get(socket)?.[0];
+    if (!response || !socket.writable) return;
+    const request = response.req;
+    const answer = answerTo(request, response);
+    if (!(answer instanceof Promise)) send(request, response, answer);
+    // Rejects when the client hung up: it needs no answer.
+    else
+      answer.then(
+        (out) => send(request, response, out),
+        () => response.destroy(),
+      );
+  };
   const server = http.createServer(
     // A missing Host header is refused above, in the real service's words.
     { maxHeaderSize: MAX_HEAD_BYTES, requireHostHeader: false, keepAliveTimeout: 5000, requestTimeout: 60_000 },
-    (request, response) => {
-      pending.set(request.socket, response);
-      response.once('close', () => pending.delete(request.socket));
-      const answer = answerTo(request, response);
-      if (!(answer instanceof Promise)) send(request, response, answer);
-      // Rejects when the client hung up: it needs no answer.
-      else
-        answer.then(
-          (out) => send(request, response, out),
-          () => response.destroy(),
-        );
+    ({ socket }, response) => {
+      // Parsing goes on for a while after a connection was destroyed.
+      if (socket.destroyed) return;
+      const queue = getOrMake(queues, socket, (): ServerResponse[] => []);
+      queue.push(response);
+      response.once('close', () => {
+        queue.shift();
+        next(socket);
+      });
+      if (queue.length > MAX_AHEAD) socket.destroy();
+      else if (queue.length === 1) next(socket);
     },
   );
+  // A client whose read is held is not to blame for the silence; one that does not take its answer is.
+  server.setTimeout(Math.min(limits.stalledMs, MAX_TIMER_MS), (socket: Socket) => {
+    if (queues.get(socket)?.[0]?.headersSent !== false) socket.destroy();
+  });
   server.maxHeadersCount = 0;
+  // As many again get a 503; more would only cost memory.
+  server.maxConnections = 2 * limits.connections;
   server.on('connection', (socket) => {
     stats.connections++;
     socket.once('close', () => stats.connections--);
   });
   server.on('clientError', (cause: NodeJS.ErrnoException, socket: Socket) => {
     // During or before another answer, or after the client has gone, this one cannot be sent.
-    const other = pending.get(socket);
+    const other = queues.get(socket)?.[0];
     if (!socket.writable || cause.code === 'ECONNRESET' || other?.req.complete || other?.headersSent) {
       socket.destroy();
       return;
