@@ -7,7 +7,7 @@
 import { readFileSync } from 'node:fs';
 import { callCommands } from './cli-calls.ts';
 import { keyCommands } from './cli-keys.ts';
-import { Args, type Command, EXIT, failure, helpOf, misused, overview, print, tell, Usage } from './cli-kit.ts';
+import { Args, type Command, EXIT, failure, helpOf, json, misused, overview, print, tell, Usage } from './cli-kit.ts';
 import { localCommands } from './cli-local.ts';
 import { mcpCommands } from './cli-mcp.ts';
 import { parleyCommands } from './cli-parley.ts';
@@ -79,15 +79,23 @@ async function main(argv: string[]): Promise<number> {
   }
 }
 
-// Whoever reads along may have enough before we are done.
-process.stdout.on('error', () => process.exit(EXIT.ok));
-
 const argv = process.argv.slice(2);
+/** As far as arguments tell that may be wrong; what stands after `--` is for another program. */
+const isJson = (argv.includes('--') ? argv.slice(0, argv.indexOf('--')) : argv).includes('--json');
+
+// A reader may have enough before we are done. That the rest could not be written, to a full disk say, is a failure.
+process.stdout.on('error', (cause: NodeJS.ErrnoException) => {
+  if (cause.code === 'EPIPE') process.exit(EXIT.ok);
+  const message = `the output could not be written: ${cause.message}`;
+  tell(isJson ? json({ code: 'failed', message }, true) : message);
+  process.exit(EXIT.failed);
+});
+// Whoever read what is told beside the result may leave; a server goes on without them.
+process.stderr.on('error', () => {});
+
 try {
   process.exitCode = await main(argv);
 } catch (e) {
   if (!(e instanceof Usage)) throw e;
-  // Wrong as they are; what stands after `--` is for another program.
-  const own = argv.includes('--') ? argv.slice(0, argv.indexOf('--')) : argv;
-  process.exitCode = misused(e, own.includes('--json'));
+  process.exitCode = misused(e, isJson);
 }

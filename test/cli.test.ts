@@ -200,6 +200,27 @@ describe('keys', () => {
     expect((await cli('keygen')).out).toMatch(/^seed: [0-9a-f]{64}\ndid: {2}did:key:z6Mk\w{44}\n$/);
   });
 
+  test.skipIf(!existsSync('/dev/full'))(
+    'output that cannot be written is a failure, output that nobody wants is none',
+    async () => {
+      const into = async (to: string): Promise<[string, number | null]> => {
+        const shell = spawn('sh', ['-c', `"$0" "$1" keygen ${to}`, process.execPath, CLI], { env: { HOME: home } });
+        let err = '';
+        shell.stderr.on('data', (part) => (err += part));
+        const [code] = await once(shell, 'close');
+        return [err, code];
+      };
+      expect(await into('> /dev/full')).toEqual([
+        expect.stringMatching(/^the output could not be written: .*ENOSPC/),
+        1,
+      ]);
+      const [told] = await into('--json > /dev/full');
+      expect(JSON.parse(told)).toMatchObject({ code: 'failed', message: expect.stringContaining('ENOSPC') });
+      expect(await into('2> /dev/full')).toEqual(['', 0]);
+      expect(await into('| :')).toEqual(['', 0]);
+    },
+  );
+
   test('a key directory never shows its seed, and an old key is not called new', async () => {
     const dir = join(home, 'keys');
     const made = await cli('keygen', '--dir', dir, '--json');
@@ -448,6 +469,18 @@ describe('calls', () => {
     const piped = start(['call', mailbox, 'add', '-'], { env: caller.env, input: '{"a":1,"b":2}' });
     expect((await piped.done).out).toBe('3\n');
     expect(server.run.err).toMatch(/did:key:\S+ add answered, \d+ ms/);
+  });
+
+  test('a server whose log nobody reads any more goes on', async () => {
+    const mine = start(['serve', join(home, 'offer.mjs'), '--verbose', '--json'], { env: seeded(23).env });
+    await until(() => mine.run.out.includes('\n') || mine.run.code !== null);
+    const { mailbox: its } = JSON.parse(mine.run.out.split('\n')[0]!);
+    mine.child.stderr!.destroy();
+    // What is told of the first would end it.
+    for (const a of [1, 2, 3]) expect((await ask('call', its, 'add', `{"a":${a},"b":0}`)).out).toBe(`${a}\n`);
+    expect(mine.run.code).toBe(null);
+    mine.child.kill('SIGINT');
+    expect((await mine.done).code).toBe(0);
   });
 
   test('an answer that is an error has a code of its own', async () => {
