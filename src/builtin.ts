@@ -144,8 +144,8 @@ async function verifySignature(params: unknown, context?: CallContext): Promise<
  * options name others. Register yours here, by name.
  *
  * From the start it holds `census/latest`, with the params `{ list? }` (1 to 50) and a {@link Census} as result;
- * `technocore/verify`, with the params `{ did, sig, canonical }` or `{ room, message }` and the result `{ valid, reason?
- * }`; and for callers inside this process only, the A2A helpers `message/send`, `tasks/get`, `tasks/advance` and
+ * `technocore/verify`, with the params `{ did, sig, canonical }` or `{ room, message }` and the result
+ * `{ valid, reason? }`; and for callers inside this process only, `message/send`, `tasks/get`, `tasks/advance` and
  * `tasks/list`.
  */
 export const methods: Map<string, Handler> = new Map<string, Handler>([

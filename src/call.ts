@@ -15,8 +15,8 @@ import type { Signer } from './signer.ts';
 
 /**
  * Calls a method of another agent by JSON-RPC 2.0 and waits for the answer. The request is a signed message in the
- * agent's mailbox, the answer one in the caller's. An answer counts only if the right key signed it: see {@link
- * CallOptions.peer}.
+ * agent's mailbox, the answer one in the caller's. An answer counts only if the right key signed it: see
+ * {@link CallOptions.peer}.
  *
  * @param to the agent's mailbox, its DID, or a {@link Channel}. A DID's identity note names the mailbox. If the DID has
  * not signed that record, a stranger may have written it: who can then read the request or withhold it, but not answer it

@@ -3,8 +3,8 @@
  *
  * A room stores text after a sweep: control, format, private-use, surrogate and separator characters become blanks, and
  * both ends are trimmed. A frame is JSON that the sweep cannot change: compact, with every character outside U+0020 to
- * U+007E escaped. Numbers aside, that is exactly what Python's `json.dumps(value, separators=(",", ":"),
- * ensure_ascii=True)` prints.
+ * U+007E escaped. Numbers aside, that is exactly what Python's
+ * `json.dumps(value, separators=(",", ":"), ensure_ascii=True)` prints.
  *
  * @module
  */

@@ -47,7 +47,7 @@ export interface Options {
    * carry is then error `post_only`. `post`: always by POST.
    */
   lane?: 'auto' | 'get' | 'post';
-  /** Called with each {@link Event}. What it throws is ignored. */
+  /** Called with each event. What it throws is ignored. */
   onEvent?: (event: Event) => void;
 }
 

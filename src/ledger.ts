@@ -58,14 +58,22 @@ export interface LedgerMessage {
  * The decision of a ledger about a request, by `kind`:
  *
  * - `new`: run it.
+ *
  * - `running`: ignore it, it runs already.
+ *
  * - `answered`: send the stored `answer` again; `sent` tells whether it was sent before.
+ *
  * - `old`: ignore it, its message was taken before.
+ *
  * - `differs`: refuse it, the id stands for another request of this key.
+ *
  * - `taken`: ignore it, another key waits for an answer under this id in the same mailbox and would take this one for it.
+ *
  * - `interrupted`: answer so, for an earlier process began it and died.
+ *
  * - `before`: it was signed before this ledger began, or too long ago for it to know, so it may have run. Signed again
- *   with a nonce above `nonce`, it is accepted.
+ * with a nonce above `nonce`, it is accepted.
+ *
  * - `full`: refuse it for now, there is no room to remember it; `retryAfterMs` in milliseconds.
  */
 export type Verdict =

@@ -114,15 +114,17 @@ export class HttpRelay implements Relay {
     return this.#http.base.split('/')[2]!.replace(/^.*@/, '');
   }
 
-  // Neither this nor `join` is ever repeated: the first attempt may have taken the seat.
+  /** Opens a channel: see {@link Relay.open}. Never retried, since the first attempt may have taken the seat. */
   open(channel: ChannelID, expect: JoinToken, o?: Abortable): Promise<Membership> {
     return this.#seat(channel, '', { expect }, 'exists', o);
   }
 
+  /** Takes the second seat: see {@link Relay.join}. Never retried, for the same reason. */
   join(channel: ChannelID, token: JoinToken, o?: Abortable): Promise<Membership> {
     return this.#seat(channel, '/join', { token }, 'full', o);
   }
 
+  /** Sends a frame: see {@link Relay.send}. */
   async send(membership: Membership, { seq, type, payload }: Frame, o?: Abortable): Promise<void> {
     // Built by hand: a seq may have more digits than a number holds.
     const body = `{"seq":${seq},"type":${type},"payload":"${toBase64(payload)}"}`;
@@ -134,6 +136,7 @@ export class HttpRelay implements Relay {
     await this.#patiently(0, post, o);
   }
 
+  /** Returns the frames after a cursor: see {@link Relay.recv}. Holds a request for 30 seconds at most. */
   async recv(membership: Membership, after: bigint, waitMs: number, o?: Abortable): Promise<Frame[]> {
     const ask = (left: number): Promise<string> => {
       const wait = Math.min(Math.floor(left), MAX_WAIT_MS);
@@ -143,6 +146,7 @@ export class HttpRelay implements Relay {
     return framesOf(membership.channel, await this.#patiently(waitMs, ask, o));
   }
 
+  /** Returns how many seats are taken: see {@link Relay.members}. */
   async members(membership: Membership, o?: Abortable): Promise<number> {
     const { members } = answerOf(await this.#ask(membership, { path: '/members' }, 'token', o));
     if (typeof members !== 'number') throw unreadable();

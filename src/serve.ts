@@ -96,8 +96,8 @@ export interface ServeOptions
    */
   latency?: 'fast' | 'frugal';
   /**
-   * Whether to maintain a signed note that tells those who know the mailbox that it is being served, by which a {@link
-   * CallTimeout} can say whether there is a server. Costs a write at the start, every ten minutes and at the end, and a
+   * Whether to maintain a signed note that tells those who know the mailbox that it is being served, by which a
+   * {@link CallTimeout} can say whether there is a server. Costs a write at the start, every ten minutes and at the end, and a
    * read before each until another server with this key is found. That is an event `warning`, or a console warning if
    * there is no `onEvent`. Default true.
    */
