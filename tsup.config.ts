@@ -1,5 +1,6 @@
+import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
-import { readdirSync, readFileSync } from 'node:fs';
+import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { basename, dirname, resolve } from 'node:path';
 import { defineConfig, type Options } from 'tsup';
 import { ENTRIES, extract } from './test/api/declarations.ts';
@@ -167,7 +168,11 @@ export default defineConfig([
     banner: { js: `/*!\n${banner.map((line) => ` * ${line}`.trimEnd()).join('\n')}\n */` },
     async onSuccess() {
       // One file of declarations out of those that tsc wrote, so that whoever copies the code copies two files.
-      extract('vendor', { rollup: '<projectFolder>/dist/vendor/technocore-rpc.d.ts' });
+      const rollup = 'dist/vendor/technocore-rpc.d.ts';
+      extract('vendor', { rollup: `<projectFolder>/${rollup}` });
+      // Behind most of the tags in comments it indents all that follows a little more.
+      const biome = ['format', '--stdin-file-path=vendor.d.ts'];
+      writeFileSync(rollup, execFileSync('node_modules/.bin/biome', biome, { input: readFileSync(rollup) }));
     },
   },
 ]);
