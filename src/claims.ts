@@ -90,6 +90,8 @@ function tableOf(text: string): Table | undefined {
 export interface ClaimHooks {
   /** Up to where it has read. */
   place(): Place;
+  /** Checks whether the mailbox was recreated, as a read beside those of the server has shown. */
+  recheck(signal: AbortSignal): Promise<void>;
   /** Seq behind which it serves, where nobody served before. */
   start(): number;
   /** Seq up to which everything of a partition is finished. */
@@ -419,8 +421,10 @@ export class Claims {
       const lives = this.#lives;
       const by = this.#t.clock.now() + PATIENCE_MS;
       const view = (): Promise<PolledView> => readView(this.#t, this.#mailbox, { limit: 1 }, signal);
-      const { lastSeq, messages } = await retrying(this.#t, by, view, signal);
+      const { lastSeq, messages, generation } = await retrying(this.#t, by, view, signal);
       const last = messages.at(-1);
+      // A service that does not count rooms shows that this one is another only until it has as many messages.
+      if (lives === this.#lives && generation === undefined && lastSeq < since) await this.#hooks.recheck(signal);
       if (lives === this.#lives) return { lastSeq, at: last && writtenAt(last), isLater: lastSeq < since };
     }
   }

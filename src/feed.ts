@@ -288,6 +288,14 @@ export class Feed {
     this.#idleSince = this.#t.clock.now();
   }
 
+  /** Another read of the room has shown that it was recreated: checks that before a read of ours hides it by having more. */
+  async recheck(signal: AbortSignal): Promise<void> {
+    await this.#inTurn(async () => {
+      const batch = this.#place && (await this.#cursor.restart(signal));
+      if (batch) this.#deliver(batch);
+    });
+  }
+
   /**
    * Hands over what came between the place where one wants to begin and that where the others are, who go on meanwhile.
    */

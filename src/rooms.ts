@@ -240,7 +240,7 @@ export class RoomCursor {
       if (this.#isBlank && known !== view.generation) isNext = true;
       // The `seq` goes on in the recreated room. A cursor at 0 has missed nothing of the old one.
       if (known !== undefined && known !== view.generation && since > 0) {
-        return view.lastSeq < since ? this.#restart(signal) : this.#recreated(fresh, view);
+        return view.lastSeq < since ? this.restart(signal) : this.#recreated(fresh, view);
       }
     }
     if (fresh.length > 0) {
@@ -248,19 +248,19 @@ export class RoomCursor {
       this.#empties = 0;
       return this.#advance(fresh, isNext ? undefined : await this.#recover(since, fresh, signal));
     }
-    if (view.lastSeq < since) return this.#restart(signal);
+    if (view.lastSeq < since) return this.restart(signal);
     // Without generations, a service echoes even the cursor of a room that is gone; only a read without one shows the
     // tail.
     if (this.generation !== undefined) return undefined;
     const doubted = this.#doubted;
     this.#doubted = undefined;
-    return ++this.#empties % PROBE_EVERY === 0 || doubted ? this.#restart(signal, doubted) : undefined;
+    return ++this.#empties % PROBE_EVERY === 0 || doubted ? this.restart(signal, doubted) : undefined;
   }
 
   /**
    * Checks by a read without a cursor whether the room was recreated; if so, goes on with the new room's first message.
    */
-  async #restart(signal?: AbortSignal, place?: Place): Promise<Batch | undefined> {
+  async restart(signal?: AbortSignal, place?: Place): Promise<Batch | undefined> {
     return this.#compare(await readView(this.#t, this.room, { limit: MAX_LIMIT }, signal), place);
   }
 

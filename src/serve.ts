@@ -237,7 +237,8 @@ class Server implements Listener {
     const handle = (m: Incoming, frame: JsonObject | Json[], standing: Standing): void =>
       this.#enqueue(m, frame, standing);
     const place = (): Place => feedOf(this.#t, this.#room).place ?? { since: 0 };
-    return new Share(this.#t, this.#signer, this.#room, { handle, place, unfinished }, leaseMs);
+    const recheck = (signal: AbortSignal): Promise<void> => feedOf(this.#t, this.#room).recheck(signal);
+    return new Share(this.#t, this.#signer, this.#room, { handle, place, recheck, unfinished }, leaseMs);
   }
 
   async run(signal: AbortSignal | undefined): Promise<void> {

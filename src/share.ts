@@ -36,6 +36,8 @@ export interface ShareHooks {
   handle(m: Incoming, frame: Frame, standing: Standing): void;
   /** Up to where the mailbox was read. */
   place(): Place;
+  /** Checks whether the mailbox was recreated. */
+  recheck(signal: AbortSignal): Promise<void>;
   /** Seq of the oldest message under way whose sender fits; undefined: there is none. */
   unfinished(fits: (from: string) => boolean): number | undefined;
 }
@@ -61,7 +63,7 @@ export class Share {
     this.#did = signer.did;
     this.#mailbox = mailbox;
     this.#hooks = hooks;
-    const { place } = hooks;
+    const { place, recheck } = hooks;
     const oldestOf = (partition: number): number | undefined => {
       const kept = [...this.#kept].find(([, one]) => one.partition === partition)?.[0];
       const begun = hooks.unfinished((from) => partitionOf(from) === partition);
@@ -69,6 +71,7 @@ export class Share {
     };
     const claimHooks: ClaimHooks = {
       place,
+      recheck,
       start: () => this.#start,
       done: (partition) => (oldestOf(partition) ?? place().since + 1) - 1,
       isQuiet: (partition, seq) => (oldestOf(partition) ?? seq + 1) > seq,

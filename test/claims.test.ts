@@ -413,6 +413,39 @@ describe.each(PROFILES)('one that is behind (%s)', (profile) => {
     await w.run(b.stop());
   });
 
+  it('knows the room for another one, although that grows before it reads there', async () => {
+    const w = world(profile, { waitersPerAddress: 64 });
+    const f = fleet(w, 30_000);
+    const a = await f.start('a');
+    for (let i = 0; i < 6; i++) await w.run(askAll(w));
+    await w.clock.advance(20_000);
+    a.kill();
+    const anew = async (messages: number): Promise<void> => {
+      w.service.age(MAILBOX, 8 * 24 * 60 * MINUTE);
+      await w.run(say('p-elsewhere', 'somebody', `${numbers++} days pass`, w.o));
+      await fill(messages);
+    };
+    const other = signer(9);
+    const fill = async (messages: number): Promise<void> => {
+      for (let i = 0; i < messages; i++) await w.run(other.say(MAILBOX, `${numbers++}`, w.o));
+    };
+    await anew(6);
+    const b = await f.start('b');
+    await w.clock.advance(1000);
+    b.machine.isCut = isRead;
+    await w.clock.advance(11_000);
+    await anew(2);
+    await w.clock.advance(2 * MINUTE);
+    expect(await f.split()).toEqual([4]);
+    await fill(6);
+    b.machine.isCut = () => false;
+    // Long before it would look by itself whether the room is the same.
+    await w.clock.advance(11_000);
+    for (const { answer } of await w.run(askAll(w))) expect(answer).toMatch(/by b$/);
+    f.check();
+    await w.run(b.stop());
+  });
+
   it('believes no copy of what was signed while messages were lost to it, and is asked anew', async () => {
     let ofService!: MachineClock;
     const w = world(profile, { waitersPerAddress: 64, roomRingBytes: 10_000 }, (clock) => {
