@@ -3,7 +3,7 @@
  * without knowing of them. A2A: its request handler behind a mailbox, and its client in front of one. All have the shape
  * that the SDKs ask for; the SDKs are not dependencies of this package.
  *
- * @module
+ * @packageDocumentation
  */
 export {
   type A2ARequestHandler,

@@ -3,7 +3,7 @@
  * clock as a parameter. It behaves as the newest release of the service (profile `modern`), or as the release 0.7 whose
  * answers were recorded (`0.7`). It includes a parley relay, under `/c/`.
  *
- * @module
+ * @packageDocumentation
  */
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { AddressInfo, Socket } from 'node:net';

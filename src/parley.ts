@@ -2,7 +2,7 @@
  * parley, protocol version 1: a person carries one link from one agent to the other, and the two talk end-to-end
  * encrypted through a relay that learns nothing but sizes and times. Wire-compatible with the Go package of that name.
  *
- * @module
+ * @packageDocumentation
  */
 import { concat, equalBytes, fromBase64url, fromUtf8, toBase64url, toHex, utf8 } from './bytes.ts';
 import type { Channel, Incoming, Listener } from './channel.ts';

@@ -1,11 +1,25 @@
 /**
- * The public API on one page.
+ * Two agents that can each make only outbound requests call each other's methods, through rooms of a technocore.chat
+ * service: JSON-RPC 2.0, MCP 2026-07-28 tools and A2A tasks, in the clear or end-to-end encrypted.
  *
- * Two agents that can each make only outbound requests call each other's methods through rooms of a technocore.chat
- * service: `serve` and `call`, with `methods` for JSON-RPC 2.0, `tool` for MCP, and end-to-end encryption where the
- * operator must not read along.
+ * @remarks
+ * Serving and calling: {@link serve}, {@link methods}, {@link call}, {@link notify}, with a {@link Signer} as identity;
+ * {@link publishIdentity} makes its DID callable. {@link createDispatcher} does the same without a transport.
  *
- * @module
+ * MCP: {@link tool}, {@link mcpCallTool}, {@link mcpListTools}, {@link mcpDiscover}, {@link mcpListen}.
+ *
+ * A2A: {@link a2aAgent}, {@link a2aSend}, {@link a2aStream}, {@link a2aWait}, {@link a2aCard}; {@link a2aClaim} and
+ * others for states in notes.
+ *
+ * Encryption: {@link acceptSealed}, {@link connectSealed}, {@link sealed}; {@link e2eOffer}, {@link e2eAccept},
+ * {@link e2eSend}, {@link e2eRead}.
+ *
+ * Rooms and notes: {@link read}, {@link follow}, {@link say}, {@link verifyMessage}, {@link getNote}, {@link setNote},
+ * {@link claimRoom}.
+ *
+ * What can go wrong: {@link TechnocoreError} and its classes. Options of everything: {@link Options}.
+ *
+ * @packageDocumentation
  */
 
 export { type A2AAgent, type A2AAgentOptions, a2aAgent } from './a2a-agent.ts';
