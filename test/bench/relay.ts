@@ -75,7 +75,7 @@ async function benchOver(where: string, go: Worker): Promise<Outcome[]> {
       'injected, bare': oftenAsync(() => bare(url, keepAliveFetch)),
       'go, open': async (times) => Number(await go.ask(`open ${times}`)),
     },
-    { clock: 'wall', warmups: 40 },
+    { clock: 'wall', warmups: 100 },
   );
   go.end();
   const goal = (name: string, one: string, other: string, limit: number, floor?: string): Goal => ({
