@@ -1,3 +1,4 @@
+import { FAULTS } from './network.ts';
 import type { Bug, Profile } from './plan.ts';
 import { type Outcome, simulate } from './world.ts';
 
@@ -39,18 +40,7 @@ export function describeFailure({ seed, profile, violations }: Outcome): string 
 
 /** What has to have happened in enough runs, or they prove nothing. */
 export const EXPECTED: readonly string[] = [
-  'lost-before',
-  'lost-after',
-  'late-request',
-  'late-answer',
-  'duplicate',
-  'slow',
-  'cut',
-  'error-before',
-  'error-after',
-  'throttled',
-  'upload-timeout',
-  'portal',
+  ...FAULTS,
   'partition',
   'batch',
   'claims',
