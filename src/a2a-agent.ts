@@ -26,11 +26,11 @@ import { type A2ARecord, type A2AStore, a2aMemoryStore } from './a2a-store.ts';
 import { type A2AHandler, LiveTask, type Shop, type Watch } from './a2a-task.ts';
 import { type A2ATaskView, badField, checkParams, MAX_STREAMS, STREAM_MS, WAIT_META } from './a2a-types.ts';
 import { toHex } from './bytes.ts';
-import { type Clock, following, later, onAbort, systemClock } from './clock.ts';
+import { type Clock, following, later, onAbort } from './clock.ts';
 import { type CallContext, type Handler, idempotent, rpcResult, staysOpen } from './dispatch.ts';
 import { checkObject, RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, type Json } from './frames.ts';
-import { type Options, transportOf } from './http.ts';
+import { type Event, meansOf } from './http.ts';
 import { remember } from './maps.ts';
 import { isName } from './names.ts';
 import { NEVER, Seats } from './turns.ts';
@@ -67,7 +67,7 @@ export interface A2AAgentOptions {
   /** Called with what a handler or the store threw. Callers learn only that the task has failed. */
   onError?: (error: unknown, taskId: string) => void;
   /** Called with an event when a note does not say what the store says. */
-  onEvent?: Options['onEvent'];
+  onEvent?: (event: Event) => void;
 }
 
 /** An A2A agent: what {@link a2aAgent} returns. */
@@ -107,6 +107,7 @@ class Agent implements A2AAgent, Shop {
   readonly workers: Workers;
   readonly #o: A2AAgentOptions;
   readonly #random: (bytes: number) => Uint8Array;
+  readonly #onEvent: (event: Event) => void;
   readonly #capabilities: A2ACapabilities;
   readonly #modes: string[];
   readonly #live = new Map<string, LiveTask>();
@@ -127,11 +128,13 @@ class Agent implements A2AAgent, Shop {
     checkObject(o);
     this.handler = handler;
     this.store = o.store ?? a2aMemoryStore();
-    this.clock = o.clock ?? systemClock;
     const concurrency = o.concurrency ?? 64;
     this.workers = new Workers(concurrency, Number.POSITIVE_INFINITY, Math.ceil(concurrency / 4), this);
     this.#o = o;
-    this.#random = transportOf({ ...(o.random && { random: o.random }) }).random;
+    const { random, clock, onEvent } = meansOf(o);
+    this.#random = random;
+    this.clock = clock;
+    this.#onEvent = onEvent;
     this.#capabilities = card.capabilities ?? {};
     if (this.#capabilities.pushNotifications) {
       throw new TechnocoreError('bad_card', 'push notifications cannot be offered over rooms');
@@ -240,8 +243,7 @@ class Agent implements A2AAgent, Shop {
 
   /** The store is the record. Anybody can write a note, and none is worth more than a warning. */
   #warn(taskId: string, state: A2AState, cause: unknown): void {
-    const { onEvent } = this.#o;
-    transportOf(onEvent && { onEvent }).onEvent({ kind: 'note', taskId, state, cause });
+    this.#onEvent({ kind: 'note', taskId, state, cause });
   }
 
   // --- finding tasks -------------------------------------------------------------------------------------------

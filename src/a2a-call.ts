@@ -34,7 +34,7 @@ import { converse } from './conversation.ts';
 import { type JsonObject, METHOD_NOT_FOUND, resultOf } from './dispatch.ts';
 import { checkObject, type RpcError, TechnocoreError, Unavailable } from './errors.ts';
 import { compact, isObject, type Json } from './frames.ts';
-import { sharedOf, type Transport, transportOf } from './http.ts';
+import { meansOf, sharedOf, type Transport, transportOf } from './http.ts';
 import type { CallOptions } from './line.ts';
 import type { Signer } from './signer.ts';
 
@@ -202,7 +202,7 @@ function sendParams(message: A2AMessage, o: A2ASendOptions, spelling: Spelling, 
 function messageOf(said: string | A2APart[], o: A2ASendOptions): A2AMessage {
   const { messageId, taskId, contextId, referenceTaskIds, metadata } = checkObject(o);
   return compact({
-    messageId: messageId ?? toHex(transportOf(o).random(16)),
+    messageId: messageId ?? toHex(meansOf(o).random(16)),
     role: 'ROLE_USER' as const,
     parts: typeof said === 'string' ? [{ text: said }] : said,
     taskId,
@@ -367,7 +367,7 @@ export async function a2aWait(
   signer: Signer,
   o: A2AWaitOptions = {},
 ): Promise<A2ATaskView> {
-  const { clock } = transportOf(o);
+  const { clock } = meansOf(o);
   const { pollMs = 1000, maxPollMs = 30_000, waitMs = Number.POSITIVE_INFINITY, id: _, ...rest } = o;
   let left = waitMs;
   for (let pause = pollMs; ; pause = Math.min(pause * 1.5, maxPollMs)) {
@@ -437,7 +437,7 @@ export async function* a2aStream(
       // Without its id, we cannot ask for a task that our message may have created.
       if (o.signal?.aborted || taskId === undefined || !isPassing(cause) || ++silent > MAX_SILENT) throw cause;
       if (!isBusy(cause)) continue;
-      await transportOf(o).clock.sleep(1000 * silent, o.signal);
+      await meansOf(o).clock.sleep(1000 * silent, o.signal);
     }
   }
 }

@@ -15,7 +15,7 @@ import { sha256 } from './crypto.ts';
 import { badParams, type CallContext, type Handler, type JsonObject, localOnly } from './dispatch.ts';
 import { BadName, Conflict, checkObject, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
-import { type Clock, type Options, sharedOf, transportOf } from './http.ts';
+import { type Clock, meansOf, type Options, sharedOf, transportOf } from './http.ts';
 import { remember } from './maps.ts';
 import { isName, type NotePath } from './names.ts';
 import { getNote, listNotes, type SetOptions, setNote } from './notes.ts';
@@ -214,7 +214,7 @@ class Lease implements A2ALease {
       throw new TechnocoreError('bad_option', 'the option leaseMs must be a number from 1,000 to 3,600,000');
     }
     this.#o = rest;
-    this.#clock = transportOf(o).clock;
+    this.#clock = meansOf(o).clock;
     this.#leaseMs = leaseMs;
   }
 
@@ -372,7 +372,7 @@ class Lease implements A2ALease {
  * ```
  */
 export async function a2aClaim(taskId: string, o: A2AClaimOptions = {}): Promise<A2ALease> {
-  const lease = new Lease(taskId, toBase64url(transportOf(o).random(16)), o);
+  const lease = new Lease(taskId, toBase64url(meansOf(o).random(16)), o);
   await lease.take(o.signal);
   return lease;
 }
@@ -403,7 +403,7 @@ function taskOf(id: string, state: string, o: Options, at?: number): Json {
   return { kind: 'task', id, contextId: known.get(id)!, status: { state: wordOf(stateOf(state)!), ...timestamp } };
 }
 
-const now = (o: Options): number => transportOf(o).clock.now();
+const now = (o: Options): number => meansOf(o).clock.now();
 
 async function readTask(id: string, o: Options): Promise<Json | undefined> {
   const state = await a2aGetState(id, o);

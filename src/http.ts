@@ -95,14 +95,21 @@ export function transportOf(o: Options = {}, address?: string): Transport {
     const where = given === undefined ? 'TECHNOCORE_URL' : 'the option base';
     throw new BadName(shownBase(base), `${where} must be the URL of a service, like http://127.0.0.1:8080`);
   }
-  const fetch = o.fetch ?? globalThis.fetch;
-  const clock = o.clock ?? systemClock;
-  const clocks = getOrMake(worlds, fetch, () => new WeakMap<Clock, Map<string, Shared>>());
-  const bases = getOrMake(clocks, clock, () => new Map<string, Shared>());
+  const means = meansOf(o);
+  const clocks = getOrMake(worlds, means.fetch, () => new WeakMap<Clock, Map<string, Shared>>());
+  const bases = getOrMake(clocks, means.clock, () => new Map<string, Shared>());
+  return { ...means, base, shared: getOrMake(bases, base, () => new Map()) };
+}
+
+/**
+ * The same for what asks no service, and so has no use for an address, be it a wrong one: a clock, random bytes and a
+ * listener. Nothing is shared.
+ */
+export function meansOf(o: Options): Transport {
   return {
-    base,
-    fetch,
-    clock,
+    base: '',
+    fetch: o.fetch ?? globalThis.fetch,
+    clock: o.clock ?? systemClock,
     random: o.random ?? ((n) => globalThis.crypto.getRandomValues(new Uint8Array(n))),
     lane: o.lane ?? 'auto',
     onEvent: (event) => {
@@ -112,7 +119,7 @@ export function transportOf(o: Options = {}, address?: string): Transport {
         // A broken listener must not break what it listens to.
       }
     },
-    shared: getOrMake(bases, base, () => new Map()),
+    shared: new Map(),
   };
 }
 

@@ -21,7 +21,7 @@ import {
   TechnocoreError,
 } from './errors.ts';
 import { decode, isObject } from './frames.ts';
-import { type Transport as Http, Lanes, type Options, poll, transportOf } from './http.ts';
+import { type Transport as Http, Lanes, meansOf, type Options, poll } from './http.ts';
 import { createTransport, Handshake, type Transport, type TransportKeys } from './noise.ts';
 import {
   fingerprint,
@@ -229,7 +229,7 @@ export class Session implements Channel {
     this.#identity = identity;
     this.#relay = relay;
     this.#o = o;
-    this.#http = transportOf(o);
+    this.#http = meansOf(checkObject(o));
     const self = checkObject(identity, 'an identity').publicKey;
     const no = { present: false, joined: false, initiator: false };
     const none = { queue: [], outbox: [], inbox: [], frames: [] };
