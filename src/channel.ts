@@ -66,12 +66,8 @@ export interface Channel {
  */
 export function checkMailbox(room: string): string {
   if (isMailbox(room)) return room;
-  throw new BadName(
-    room,
-    isName(room)
-      ? 'a mailbox is a room whose name begins with mb-'
-      : 'a mailbox is a DID, or a room: 1 to 48 characters of a-z 0-9 _ -, beginning with mb-',
-  );
+  const what = isName(room) ? '' : ': 1 to 48 characters of a-z 0-9 _ -';
+  throw new BadName(room, `a mailbox is a room whose name begins with mb-${what}`);
 }
 
 /** True if a value is the name of a mailbox. */

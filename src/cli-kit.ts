@@ -145,7 +145,7 @@ export class Args {
     this.json = this.has('json');
     if (this.has('help')) return;
     const [least, most] = command.words ?? [0, 0];
-    if (this.words.length < least) throw new Usage('too few arguments');
+    if (this.words.length < least) throw new Usage(`${command.args.match(/<[^>]+>/g)?.[this.words.length]} is missing`);
     if (this.words.length > most) throw new Usage(`too many arguments: ${JSON.stringify(this.words[most])}`);
   }
 

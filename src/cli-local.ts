@@ -51,10 +51,12 @@ export const localCommands: Record<string, Command> = {
         if (args.words.length > 0) throw new Usage('too many arguments');
         const colour = process.stdout.isTTY === true && !process.env['NO_COLOR'];
         const cli = fileURLToPath(new URL('./cli.js', import.meta.url));
-        return (await demo(cli, print, colour)) ? EXIT.ok : EXIT.failed;
+        return (await demo(cli, print, { colour, json: args.json })) ? EXIT.ok : EXIT.failed;
       }
       const play = Object.hasOwn(parts, part) ? parts[part] : undefined;
       if (!play || args.words.length !== 2) throw new Usage('only the demo itself starts its parts');
+      // Where whoever reads the demo has had enough, the stage goes, and with it the parts.
+      for (const end of ['disconnect', 'error']) process.on(end, () => process.exit(EXIT.ok));
       await play(args.words[0]!, args.words[1]!);
       return EXIT.ok;
     },

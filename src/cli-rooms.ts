@@ -83,11 +83,13 @@ export const roomCommands: Record<string, Command> = {
       ...SERVICE,
       ...PLACE,
       wait: { value: 'seconds', about: 'with --since: how long to wait for a new message, up to 10' },
-      follow: { about: 'keep printing new messages, until Ctrl-C' },
+      follow: { about: 'print new messages as they come, until Ctrl-C; with --since, first those that are there' },
     },
     async run(args) {
       const room = args.words[0]!;
       if (args.has('follow')) {
+        for (const flag of ['limit', 'wait'])
+          if (args.text(flag) !== undefined) throw new Usage(`--${flag} does not go with --follow`);
         await followed(args, room).catch((e) => {
           if (!args.isInterrupted) throw e;
         });

@@ -42,7 +42,7 @@ const VERSION = ['--version', '-v', '-V'];
 /** The help that arguments ask for which name no single command: that of all, or of those that begin with one word. */
 function helpFor(argv: string[]): string | undefined {
   const [group, second] = HELP.includes(argv[0]!) ? argv.slice(1) : argv;
-  if (group === undefined) return overview(commands);
+  if (group === undefined || HELP.includes(group)) return overview(commands);
   if (second !== undefined && !HELP.includes(second)) return undefined;
   const members = Object.entries(commands).filter(([name]) => name.startsWith(`${group} `));
   return members.length > 0 ? overview(Object.fromEntries(members), group) : undefined;
@@ -55,7 +55,7 @@ async function main(argv: string[]): Promise<number> {
     print(help);
     return argv.some((word) => HELP.includes(word)) ? EXIT.ok : EXIT.usage;
   }
-  if (HELP.includes(first!)) return main([...argv.slice(1), '--help']);
+  if (HELP.includes(first!)) return main([...argv.slice(1).filter((word) => !HELP.includes(word)), '--help']);
   if (VERSION.includes(first!)) {
     print(JSON.parse(readFileSync(new URL(import.meta.resolve('technocore-rpc/package.json')), 'utf8')).version);
     return EXIT.ok;

@@ -59,8 +59,6 @@ async function callee(base: string, mailbox: string): Promise<void> {
       },
     ],
   ]);
-  const stop = new AbortController();
-  process.on('disconnect', () => stop.abort());
   const onReady = (): void => report({ ready: signer.did });
   await serve(mailbox, signer, {
     onEvent: () => {},
@@ -68,7 +66,6 @@ async function callee(base: string, mailbox: string): Promise<void> {
     base,
     methods,
     tools: demoTools(),
-    signal: stop.signal,
     onReady,
   });
 }
@@ -143,9 +140,15 @@ async function refused(answer: Promise<unknown>, code: number): Promise<[boolean
  * Plays the demo.
  *
  * @param cli the program whose `demo --part <name> <url> <mailbox>` plays one part
+ * @param o `json`: a line of JSON for each scene, and nothing else
  * @returns whether every answer was right
  */
-export async function demo(cli: string, print: (line: string) => void, colour: boolean): Promise<boolean> {
+export async function demo(
+  cli: string,
+  print: (line: string) => void,
+  { colour, json }: { colour: boolean; json: boolean },
+): Promise<boolean> {
+  const tell = json ? () => {} : print;
   const paint = (code: number, text: string): string => (colour ? `\x1b[${code}m${text}\x1b[0m` : text);
   const dim = (text: string): string => paint(2, text);
   // Reads are woken in half-second steps, as the public service wakes them; its budgets would end 64 calls early.
@@ -162,37 +165,50 @@ export async function demo(cli: string, print: (line: string) => void, colour: b
   let ok = true;
   let scenes = 0;
   try {
-    print(`${dim('service ')} ${url} ${dim('embedded, in this process')}`);
+    tell(`${dim('service ')} ${url} ${dim('embedded, in this process')}`);
     const server = play('callee');
-    const [ready] = (await once(server, 'message')) as [Report];
-    if (!('ready' in ready)) throw new Error('the callee did not start');
-    print(`${dim('callee  ')} ${mailbox} ${dim(`process ${server.pid}, ${ready.ready.slice(0, 20)}…`)}`);
+    const dead = once(server, 'exit').then(() => undefined);
+    const ready = await Promise.race([once(server, 'message').then(([message]) => message as Report), dead]);
+    if (!ready || !('ready' in ready)) throw new Error('the callee did not start');
+    tell(`${dim('callee  ')} ${mailbox} ${dim(`process ${server.pid}, ${ready.ready.slice(0, 20)}…`)}`);
     const client = play('caller');
-    print(`${dim('caller  ')} mb-p-demo-caller ${dim(`process ${client.pid}; neither of the two listens on a port`)}`);
-    print('');
-    const show = (title: string, outcome: string, right: boolean, cost?: { requests: number; ms: number }): void => {
+    tell(`${dim('caller  ')} mb-p-demo-caller ${dim(`process ${client.pid}; neither of the two listens on a port`)}`);
+    tell('');
+    type Cost = { requests: number; ms: number };
+    const show = (title: string, outcome: string, right: boolean, cost?: Cost, lines: string[] = []): void => {
       ok &&= right;
       scenes++;
       const mark = right ? paint(32, '✓') : paint(31, '✗');
       const spent = cost ? dim(`${cost.requests} requests, ${Math.round(cost.ms)} ms`) : '';
-      print(`${mark} ${title.padEnd(24)} ${outcome.padEnd(58)} ${spent}`.trimEnd());
+      tell(`${mark} ${title.padEnd(24)} ${outcome.padEnd(58)} ${spent}`.trimEnd());
+      for (const line of lines) tell(dim(`    ${line}`));
+      if (json)
+        print(
+          JSON.stringify({
+            title,
+            outcome,
+            lines,
+            ok: right,
+            requests: cost?.requests,
+            ms: cost && Math.round(cost.ms),
+          }),
+        );
     };
     client.on('message', (message: Report) => {
       if (!('scene' in message)) return;
       const { title, outcome, lines, ok: right } = message.scene;
-      show(title, outcome, right, message.scene);
-      for (const line of lines) print(dim(`    ${line}`));
+      show(title, outcome, right, message.scene, lines);
     });
     const [code] = await once(client, 'exit');
     ok &&= code === 0 && scenes > 0;
     ok &&= await parley(play, show);
     const { requests, reads, writes } = service.stats;
-    print('');
-    print(dim(`the service saw ${requests} requests: ${reads} reads, ${writes} writes; it called nobody`));
+    tell('');
+    tell(dim(`the service saw ${requests} requests: ${reads} reads, ${writes} writes; it called nobody`));
   } finally {
     for (const child of children) child.kill();
     await close();
   }
-  print(ok ? paint(32, 'every answer was right') : paint(31, 'something went wrong'));
+  tell(ok ? paint(32, 'every answer was right') : paint(31, 'something went wrong'));
   return ok;
 }

@@ -358,7 +358,7 @@ test('what is wrong with the arguments is told before anything is done', async (
     return [code, told];
   };
   const dir = ['--dir', join(folder, 'wrong'), '--base', service.url];
-  expect(await run(['serve'])).toEqual([2, expect.stringContaining('too few')]);
+  expect(await run(['serve'])).toEqual([2, expect.stringContaining('<command> is missing')]);
   expect(await run(['serve', '--allow', 'bob', '--', 'x'])).toEqual([2, expect.stringContaining('--allow')]);
   expect(await run(['serve', ...dir, '--public', '--pair', '--', 'x'])).toEqual([
     2,

@@ -94,6 +94,13 @@ describe('help and arguments', () => {
       ])
         expect(await cli(...args)).toEqual({ ...alone, code: 0 });
       expect((await cli('help', 'mcp', 'serve')).out).toBe((await cli('mcp', 'serve', '--help')).out);
+      const twice = [
+        ['help', 'help'],
+        ['help', '--help'],
+        ['-h', '-h'],
+        ['help', 'mcp', '--help'],
+      ];
+      expect((await Promise.all(twice.map((args) => cli(...args)))).map(({ code }) => code)).toEqual([0, 0, 0, 0]);
     },
   );
 
@@ -109,7 +116,9 @@ describe('help and arguments', () => {
     [['verify', 'did:key:zzz', 'sig', 'text'], /"did:key:zzz" is not a did:key/],
     [['parley', 'join', 'https://parley.chat/'], /bad_invite/],
     [['constructor'], /unknown command/],
-    [['say', 'p-room'], /too few arguments/],
+    [['say', 'p-room'], /^<text> is missing\n/],
+    [['say'], /^<room> is missing\n/],
+    [['read', 'p-x', '--follow', '--limit', '5'], /--limit does not go with --follow/],
     [['read', 'a', 'b'], /too many arguments: "b"/],
     [['read', 'p-x', '--limit', '0'], /--limit takes a number from 1 to 200/],
     [['read', 'p-x', '--wait', '3'], /--wait needs --since/],
@@ -428,6 +437,33 @@ describe('rooms', () => {
         .split('\n')
         .map((line) => JSON.parse(line).seq),
     ).toEqual([1, 2]);
+  });
+});
+
+describe('demo', () => {
+  test('it needs no service, be its address a wrong one, and --json gives a line for each scene', async () => {
+    const { out, err, code } = await start(['demo', '--json'], { env: { TECHNOCORE_URL: 'nonsense' } }).done;
+    const scenes = out
+      .trim()
+      .split('\n')
+      .map((line) => JSON.parse(line));
+    expect([code, err, scenes.length]).toEqual([0, '', 19]);
+    for (const { title, outcome, ok } of scenes)
+      expect([title, outcome, ok]).toEqual([title, expect.any(String), true]);
+  });
+
+  test('it ends, with its parts, when nobody reads it any more', async () => {
+    const { run, child, done } = start(['demo']);
+    await until(() => run.out.includes('a call and its answer'));
+    child.stdout.destroy();
+    expect(await done).toMatchObject({ code: 0, err: '' });
+  });
+
+  test('it ends where a part cannot start', async () => {
+    const dies = encodeURIComponent('if(process.argv.includes("callee"))process.exit(7)');
+    const { err, code } = await start(['demo'], { env: { NODE_OPTIONS: `--import=data:text/javascript,${dies}` } })
+      .done;
+    expect([code, err]).toEqual([1, expect.stringContaining('the callee did not start')]);
   });
 });
 
