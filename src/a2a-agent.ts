@@ -558,7 +558,7 @@ class Agent implements A2AAgent, Shop {
  * @param handler works on a message: see {@link A2AHandler}
  * @param card what the agent offers, as for {@link a2aCard}; here `skills`, `defaultInputModes` and `capabilities` count
  * @param o where tasks are kept, how many messages are worked on at a time and so on
- * @throws {@link TechnocoreError} `bad_card` if the card offers push notifications, which are impossible over rooms;
+ * @throws a {@link TechnocoreError} `bad_card` if the card offers push notifications, which are impossible over rooms;
  * `bad_option` if it is not an object, or holds `store`, which is an option
  * @example
  * ```ts

@@ -228,9 +228,9 @@ const isSettled = ({ status: { state } }: A2ATaskView): boolean => isTerminal(st
  * @param signer the caller's key, to which the task then belongs
  * @param o `taskId` to continue a task; see {@link A2ASendOptions}
  * @returns the task, or a message alone; a stranger's
- * @throws {@link RpcError} if the agent refuses: code -32001 for an unknown task, -32004 if the task has ended, -32005
+ * @throws an {@link RpcError} if the agent refuses: code -32001 for an unknown task, -32004 if the task has ended, -32005
  * for a media type that it does not take …
- * @throws {@link TechnocoreError} `bad_response` if the answer is malformed
+ * @throws a {@link TechnocoreError} `bad_response` if the answer is malformed
  * @throws what {@link call} throws
  * @example
  * ```ts
@@ -267,8 +267,8 @@ export async function a2aSend(
  * @param taskId the id of the task
  * @param signer the key that created the task
  * @param o `historyLength`: the most messages of its history; default: none
- * @throws {@link RpcError} code -32001 if there is no such task, or it belongs to another key
- * @throws {@link TechnocoreError} `bad_response` if the answer is malformed
+ * @throws an {@link RpcError} code -32001 if there is no such task, or it belongs to another key
+ * @throws a {@link TechnocoreError} `bad_response` if the answer is malformed
  * @throws what {@link call} throws
  */
 export function a2aGet(
@@ -287,9 +287,9 @@ export function a2aGet(
  * @param taskId the id of the task
  * @param signer the key that created the task
  * @returns the canceled task
- * @throws {@link RpcError} code -32001 if there is no such task, or it belongs to another key; -32002 if it has ended
+ * @throws an {@link RpcError} code -32001 if there is no such task, or it belongs to another key; -32002 if it has ended
  * otherwise
- * @throws {@link TechnocoreError} `bad_response` if the answer is malformed
+ * @throws a {@link TechnocoreError} `bad_response` if the answer is malformed
  * @throws what {@link call} throws
  */
 export function a2aCancel(
@@ -332,8 +332,8 @@ const isPage: Check<A2APage> = isShaped({
  * @param to the agent's mailbox, DID or {@link Channel}
  * @param signer the key that created the tasks
  * @param o which tasks, and which page: see {@link A2AListOptions}
- * @throws {@link RpcError} code -32601 if the agent knows A2A 0.3 only
- * @throws {@link TechnocoreError} `bad_response` if the answer is malformed
+ * @throws an {@link RpcError} code -32601 if the agent knows A2A 0.3 only
+ * @throws a {@link TechnocoreError} `bad_response` if the answer is malformed
  * @throws what {@link call} throws
  */
 export async function a2aList(to: string | Channel, signer: Signer, o: A2AListOptions = {}): Promise<A2APage> {
@@ -401,9 +401,9 @@ const MAX_SILENT = 3;
  * @param what the message (a text, or parts), or `{ taskId }` to watch a task that is being worked on (`SubscribeToTask`)
  * @param signer the caller's key
  * @param o as for {@link a2aSend}
- * @throws {@link RpcError} as {@link a2aSend}; code -32004 also if the agent does not stream, or the task to watch has
+ * @throws an {@link RpcError} as {@link a2aSend}; code -32004 also if the agent does not stream, or the task to watch has
  * ended
- * @throws {@link TechnocoreError} `bad_response` if an item is malformed
+ * @throws a {@link TechnocoreError} `bad_response` if an item is malformed
  * @throws what {@link call} throws
  * @example
  * ```ts

@@ -150,7 +150,7 @@ const isCard03 = isShaped<any>(
  *
  * @param value anything
  * @returns the card
- * @throws {@link TechnocoreError} `bad_card` if it is not a valid card; the message says why
+ * @throws a {@link TechnocoreError} `bad_card` if it is not a valid card; the message says why
  */
 export function a2aCheckCard(value: unknown): A2ACard {
   const card = isObject(value) ? value : {};
@@ -187,8 +187,8 @@ export function a2aCheckCard(value: unknown): A2ACard {
  *
  * @param info the name, the skills, how the agent is reached (`mailbox` or `supportedInterfaces`), and anything else
  * @param o `base`: the service of the mailbox
- * @throws {@link TechnocoreError} `bad_card` if it would not be a valid card; the message says why
- * @throws {@link BadName} if `mailbox` is not the name of a room
+ * @throws a {@link TechnocoreError} `bad_card` if it would not be a valid card; the message says why
+ * @throws a {@link BadName} if `mailbox` is not the name of a room
  * @example
  * ```ts
  * import { a2aCard } from 'technocore-rpc';
@@ -230,7 +230,7 @@ export function a2aCard(info: A2ACardInfo, o: Options = {}): A2ACard {
  * Converts a card to the form of A2A 0.3. Security schemes, which 0.3 writes differently, and signatures, which are over
  * the form of 1.0, are left out.
  *
- * @throws {@link TechnocoreError} `bad_card` if it is not a valid card
+ * @throws a {@link TechnocoreError} `bad_card` if it is not a valid card
  */
 export function a2aCard03(card: A2ACard): JsonObject {
   const {
@@ -284,8 +284,8 @@ function signedText(header: string, { signatures: _, ...card }: A2ACard): string
  * Adds a signature of the signer to a card: a JWS over its canonical form, with the DID as `kid`.
  *
  * @returns a copy of the card with the signature
- * @throws {@link TechnocoreError} `bad_card` if it is not a valid card
- * @throws {@link BadKey} if no signer is given
+ * @throws a {@link TechnocoreError} `bad_card` if it is not a valid card
+ * @throws a {@link BadKey} if no signer is given
  */
 export function a2aSignCard(card: A2ACard, signer: Signer): A2ACard {
   checkSigner(signer);
@@ -313,7 +313,7 @@ export function a2aVerifyCard(card: A2ACard, did: string): boolean {
 /**
  * The address of the note into which {@link a2aPublishCard} writes the card of a DID.
  *
- * @throws {@link BadName} if it is not a DID
+ * @throws a {@link BadName} if it is not a DID
  */
 export function a2aCardNote(did: string): NotePath {
   const print = fingerprint(did);
@@ -326,9 +326,9 @@ export function a2aCardNote(did: string): NotePath {
  * from time to time.
  *
  * @returns the address of the note
- * @throws {@link TechnocoreError} `bad_card` if it is not a valid card
- * @throws {@link BadKey} if no signer is given
- * @throws {@link FrameTooLong} if the signed card has more than 8,192 characters
+ * @throws a {@link TechnocoreError} `bad_card` if it is not a valid card
+ * @throws a {@link BadKey} if no signer is given
+ * @throws a {@link FrameTooLong} if the signed card has more than 8,192 characters
  * @throws what {@link setNote} throws
  */
 export async function a2aPublishCard(card: A2ACard, signer: Signer, o: Options = {}): Promise<NotePath> {
@@ -348,10 +348,10 @@ const PATHS = ['/.well-known/agent-card.json', '/.well-known/agent.json'];
  * @param from a `did:key` (the card is in the DID's note), an origin such as `https://agent.example` (it is at the
  * well-known address), or the URL of the card
  * @returns the card; undefined if there is none. Whatever it says, of a DID that DID has signed it
- * @throws {@link TechnocoreError} `bad_card` if what is there is not a valid card, or not signed by the DID, or is the
+ * @throws a {@link TechnocoreError} `bad_card` if what is there is not a valid card, or not signed by the DID, or is the
  * manifest of a room service
- * @throws {@link BadName} if `from` is neither a DID nor an address
- * @throws {@link HttpError} or {@link Unavailable} if it could not be read
+ * @throws a {@link BadName} if `from` is neither a DID nor an address
+ * @throws an {@link HttpError} or {@link Unavailable} if it could not be read
  */
 export async function a2aReadCard(from: string, o: Options = {}): Promise<A2ACard | undefined> {
   if (isDid(from)) {

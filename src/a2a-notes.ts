@@ -38,7 +38,7 @@ const LEASES = 'a2a-lease';
  *
  * @param taskId the id of the task; hashed as it is
  * @param noteBase as in {@link A2ANoteOptions.noteBase}
- * @throws {@link BadName} if the id is empty
+ * @throws a {@link BadName} if the id is empty
  */
 export function a2aTaskNote(taskId: string, noteBase: string = BASE): NotePath {
   if (typeof taskId !== 'string' || taskId === '') throw new BadName(taskId, 'not the id of a task');
@@ -54,8 +54,8 @@ const put = (path: NotePath, value: string, o: Options & SetOptions): Promise<vo
 /**
  * Creates the note of a new task, with the state `TASK_STATE_SUBMITTED`.
  *
- * @throws {@link BadName} if the id is empty
- * @throws {@link Conflict} if a task of that id has a note; `actual` is its value
+ * @throws a {@link BadName} if the id is empty
+ * @throws a {@link Conflict} if a task of that id has a note; `actual` is its value
  * @throws what {@link setNote} throws
  */
 export async function a2aCreate(taskId: string, o: A2ANoteOptions = {}): Promise<void> {
@@ -71,8 +71,8 @@ export async function a2aCreate(taskId: string, o: A2ANoteOptions = {}): Promise
  * @param taskId the id of the task
  * @param from the state in which it must be
  * @param to the state to which it goes
- * @throws {@link BadState} if there is no such state, or no way from one to the other; nothing was sent
- * @throws {@link Conflict} if the note holds another state: `actual` is its value; undefined if there is no note (any
+ * @throws a {@link BadState} if there is no such state, or no way from one to the other; nothing was sent
+ * @throws a {@link Conflict} if the note holds another state: `actual` is its value; undefined if there is no note (any
  * more)
  * @throws what {@link setNote} throws
  */
@@ -93,7 +93,7 @@ export async function a2aAdvance(taskId: string, from: string, to: string, o: A2
  *
  * @returns the state in the spelling of A2A 0.3, such as `working`; `unknown` if the note holds something else; undefined
  * if there is no note
- * @throws {@link BadName} if the id is empty; what {@link getNote} throws
+ * @throws a {@link BadName} if the id is empty; what {@link getNote} throws
  */
 export async function a2aGetState(taskId: string, o: A2ANoteOptions = {}): Promise<string | undefined> {
   const { ns, key } = noteOf(taskId, o);
@@ -108,7 +108,7 @@ export async function a2aGetState(taskId: string, o: A2ANoteOptions = {}): Promi
  * it meanwhile.
  *
  * @returns false if there is no note
- * @throws {@link BadName} if the id is empty; what {@link getNote} and {@link setNote} throw
+ * @throws a {@link BadName} if the id is empty; what {@link getNote} and {@link setNote} throw
  */
 export async function a2aKeep(taskId: string, o: A2ANoteOptions = {}): Promise<boolean> {
   const path = noteOf(taskId, o);
@@ -127,7 +127,7 @@ export async function a2aKeep(taskId: string, o: A2ANoteOptions = {}): Promise<b
  *
  * @param taskIds the ids of the tasks
  * @returns the ids of those that have a note
- * @throws {@link BadName} if it is not a list, or an id is empty; what {@link listNotes} throws
+ * @throws a {@link BadName} if it is not a list, or an id is empty; what {@link listNotes} throws
  */
 export async function a2aFindNotes(taskIds: Iterable<string>, o: A2ANoteOptions = {}): Promise<string[]> {
   if (typeof taskIds?.[Symbol.iterator] !== 'function') throw new BadName(taskIds, 'the tasks must be a list of ids');
@@ -171,9 +171,9 @@ export interface A2ALease {
    * Moves the task as {@link a2aAdvance} does, if the lease still holds. It is renewed first, so that a worker that was
    * suspended finds out before it writes, and nobody takes over meanwhile.
    *
-   * @throws {@link Conflict} if another worker has the lease, or the task is in another state; `actual` is the note's
+   * @throws a {@link Conflict} if another worker has the lease, or the task is in another state; `actual` is the note's
    * value
-   * @throws {@link TechnocoreError} `task_expired` if the note of the task is gone; `lease_lost` if the lease could not
+   * @throws a {@link TechnocoreError} `task_expired` if the note of the task is gone; `lease_lost` if the lease could not
    * be renewed in time; `lease_over` if it was released
    * @throws what {@link a2aAdvance} throws
    */
@@ -353,9 +353,9 @@ class Lease implements A2ALease {
  * agree. The lease is renewed by itself until it is released.
  *
  * @param taskId the id of the task
- * @throws {@link Conflict} if another worker holds the lease and renews it; `actual` is the value of the lease's note
- * @throws {@link TechnocoreError} `bad_option` if `leaseMs` is out of range
- * @throws {@link BadName} if the id is empty; what {@link getNote} and {@link setNote} throw
+ * @throws a {@link Conflict} if another worker holds the lease and renews it; `actual` is the value of the lease's note
+ * @throws a {@link TechnocoreError} `bad_option` if `leaseMs` is out of range
+ * @throws a {@link BadName} if the id is empty; what {@link getNote} and {@link setNote} throw
  * @example
  * ```ts
  * import { a2aClaim, a2aCreate, a2aGetState } from 'technocore-rpc';

@@ -49,7 +49,7 @@ export function stateOf(text: unknown): A2AState | undefined {
  * Checks a transition, given in either spelling: terminal states never change, and no task is submitted twice. All others
  * are allowed.
  *
- * @throws {@link BadState} if there is no such state, or the transition is not allowed
+ * @throws a {@link BadState} if there is no such state, or the transition is not allowed
  */
 export function checkMove(from: string, to: string): { from: A2AState; to: A2AState } {
   const [before, after] = [stateOf(from), stateOf(to)];

@@ -36,7 +36,7 @@ export interface A2AStore {
    * Keeps a record, in place of an earlier one of the same task. In a durable store it is durable once this resolves.
    *
    * @param rank the {@link CallContext.rank} of the owner; default 0
-   * @throws {@link RpcError} 1002 if there is no room for it
+   * @throws an {@link RpcError} 1002 if there is no room for it
    */
   put(record: A2ARecord, rank?: number): void | Promise<void>;
   /** Removes a task. */
@@ -189,7 +189,7 @@ function mayGo({ state, timestamp }: A2AStatus, now: number): boolean {
  * Makes a store of tasks that lives as long as the process.
  *
  * @param limits how much is kept: see {@link A2AStoreLimits}
- * @throws {@link TechnocoreError} `bad_option` if the limits have other members
+ * @throws a {@link TechnocoreError} `bad_option` if the limits have other members
  */
 export function a2aMemoryStore(limits?: A2AStoreLimits): A2AStore {
   return new MemoryStore(limits);
@@ -289,9 +289,9 @@ function isRecord(line: unknown): line is A2ARecord {
  * @param path the file; created if it does not exist, in a directory that does
  * @param limits how much is kept: see {@link A2AStoreLimits}
  * @param clock the source of time; default: the machine's clock
- * @throws {@link TechnocoreError} `bad_store` if the file is damaged or something else, which is left as it is;
+ * @throws a {@link TechnocoreError} `bad_store` if the file is damaged or something else, which is left as it is;
  * `bad_option` if the limits have other members
- * @throws {@link Unavailable} if another process has the file, or the file system refuses, or the platform has none
+ * @throws an {@link Unavailable} if another process has the file, or the file system refuses, or the platform has none
  */
 export function a2aFileStore(path: string, limits?: A2AStoreLimits, clock: Clock = systemClock): Promise<A2AStore> {
   return FileStore.open(path, limits, clock);

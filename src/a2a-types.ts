@@ -118,7 +118,7 @@ export type A2AItem = {
 /**
  * The text of a message or an artifact: its text parts, joined without anything between them.
  *
- * @throws {@link TechnocoreError} `bad_params` if it has no parts
+ * @throws a {@link TechnocoreError} `bad_params` if it has no parts
  */
 export function a2aText(holder: { parts: A2APart[] }): string {
   if (!Array.isArray(holder?.parts)) throw new TechnocoreError('bad_params', 'a message, or an artifact, has parts');

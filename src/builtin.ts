@@ -234,8 +234,8 @@ const DEFAULTS: DispatcherOptions = { methods, tools, layer: mcpLayer, nullId: t
  * never reach `run`: the caller gets a result with `isError`
  * @param run does the work: see {@link ToolHandler}
  * @param o `tools`: the map in which to register, instead of the default {@link tools}
- * @throws {@link BadName} if the name is empty or longer than 128 characters
- * @throws {@link TechnocoreError} `bad_schema` if a schema cannot be used; `bad_option` if `o` is not an object
+ * @throws a {@link BadName} if the name is empty or longer than 128 characters
+ * @throws a {@link TechnocoreError} `bad_schema` if a schema cannot be used; `bad_option` if `o` is not an object
  * @example
  * ```ts
  * import { serve, Signer, tool } from 'technocore-rpc';
@@ -266,7 +266,7 @@ export function tool(
  * With a `tools` map, even an empty one, it is an MCP server: an error whose request has no readable id then has no `id`
  * member. Without tools, and in the default dispatcher, that `id` is null, as JSON-RPC 2.0 requires.
  *
- * @throws {@link TechnocoreError} `bad_option` if `methods` is not a Map
+ * @throws a {@link TechnocoreError} `bad_option` if `methods` is not a Map
  * @example
  * ```ts
  * import { createDispatcher, type Handler } from 'technocore-rpc';
@@ -305,9 +305,9 @@ export function dispatch(frame: unknown, context?: DispatchContext, o?: Dispatch
  * @param o what is served (default: {@link methods} and {@link tools}, both unless one is given), who may call, how many
  * handlers run at a time, and what is kept across restarts
  * @returns resolves after the signal has aborted and what was begun is answered, within `drainMs`
- * @throws {@link BadName} if the room is not a mailbox
- * @throws {@link BadKey} if no signer is given
- * @throws {@link TechnocoreError} `bad_option` if options contradict each other or a handler is not a function;
+ * @throws a {@link BadName} if the room is not a mailbox
+ * @throws a {@link BadKey} if no signer is given
+ * @throws a {@link TechnocoreError} `bad_option` if options contradict each other or a handler is not a function;
  * `already_served` if another call serves the same mailbox with the same key in this process, unless both set `claim`
  * @throws what opening and reading the mailbox throws, unless it may pass: {@link Forbidden}, {@link RoomBudget} …
  * @example

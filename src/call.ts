@@ -25,17 +25,17 @@ import type { Signer } from './signer.ts';
  * requires that the caller has published `replyTo` with {@link publishIdentity}
  * @param signer the caller's key
  * @returns the `result` of the answer; a stranger's JSON, which `T` does not check
- * @throws {@link RpcError} if the other side answers with an error
- * @throws {@link CallTimeout} if no answer comes within `timeoutMs`; its `reason` says what is known
- * @throws {@link RateLimited} at once, with nothing sent, if the write budget of this address is spent and the request's
+ * @throws an {@link RpcError} if the other side answers with an error
+ * @throws a {@link CallTimeout} if no answer comes within `timeoutMs`; its `reason` says what is known
+ * @throws a {@link RateLimited} at once, with nothing sent, if the write budget of this address is spent and the request's
  * turn would come too late for an answer; the option `batch` lets calls share a write
- * @throws {@link RingGap} if the answer may be among messages that the caller's mailbox lost
- * @throws {@link MayHaveLanded} if it is unknown whether the request was written, and no answer came in time
- * @throws {@link FrameTooLong}, {@link BadName}, {@link BadKey} or {@link TechnocoreError} (`no_mailbox`: the DID names
+ * @throws a {@link RingGap} if the answer may be among messages that the caller's mailbox lost
+ * @throws a {@link MayHaveLanded} if it is unknown whether the request was written, and no answer came in time
+ * @throws a {@link FrameTooLong}, {@link BadName}, {@link BadKey} or {@link TechnocoreError} (`no_mailbox`: the DID names
  * none; `no_reply_address`: an array of params without a published `replyTo`; `duplicate_id`; `bad_params`; `bad_text`;
  * `bad_option`; `bad_frame`) before anything is sent
- * @throws {@link TechnocoreError} `bad_response` if the answer violates JSON-RPC 2.0
- * @throws {@link Forbidden}, {@link RoomBudget}, {@link CapacityReached}, {@link Unavailable} … as {@link Signer.say}
+ * @throws a {@link TechnocoreError} `bad_response` if the answer violates JSON-RPC 2.0
+ * @throws a {@link Forbidden}, {@link RoomBudget}, {@link CapacityReached}, {@link Unavailable} … as {@link Signer.say}
  * does
  * @throws the signal's reason when it aborts; the server is not told
  * @example
@@ -78,7 +78,7 @@ export async function call<T = any>(
  * @param method the name of the method
  * @param params an object or an array; undefined for none
  * @param signer the sender's key
- * @throws {@link FrameTooLong}, {@link BadName} or {@link TechnocoreError} (`no_mailbox`, `bad_text`, `bad_frame`) before
+ * @throws a {@link FrameTooLong}, {@link BadName} or {@link TechnocoreError} (`no_mailbox`, `bad_text`, `bad_frame`) before
  * anything is sent
  * @throws what {@link Signer.say} throws
  */

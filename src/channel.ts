@@ -62,7 +62,7 @@ export interface Channel {
 /**
  * Returns the name if it is that of a mailbox: a room of class `mb`, which takes signed messages only.
  *
- * @throws {@link BadName} for any other name
+ * @throws a {@link BadName} for any other name
  */
 export function checkMailbox(room: string): string {
   if (isMailbox(room)) return room;
@@ -219,7 +219,7 @@ export function doubtMailbox(t: Transport, room: string, key: SigningKey): void 
  * @param replyTo our own mailbox, which is read
  * @param signer the key that signs what is sent
  * @param o `latency`: as in {@link CallOptions.latency}
- * @throws {@link BadName} if one of them is not the name of a mailbox
+ * @throws a {@link BadName} if one of them is not the name of a mailbox
  */
 export function mailboxes(
   to: string,

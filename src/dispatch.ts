@@ -99,8 +99,8 @@ export function classify(member: unknown): 'request' | 'notification' | 'respons
 /**
  * The result in a response.
  *
- * @throws {@link RpcError} if the response carries an error
- * @throws {@link TechnocoreError} `bad_response` if it does not have exactly one of result and error, or a malformed
+ * @throws an {@link RpcError} if the response carries an error
+ * @throws a {@link TechnocoreError} `bad_response` if it does not have exactly one of result and error, or a malformed
  * error
  */
 export function resultOf(response: unknown): Json {
@@ -117,7 +117,7 @@ export function resultOf(response: unknown): Json {
 /**
  * A value as JSON would carry it. Plain data is returned as it is, anything else after a round trip through JSON.
  *
- * @throws {@link TechnocoreError} `bad_frame` if it is cyclic, holds a BigInt, or has no JSON form
+ * @throws a {@link TechnocoreError} `bad_frame` if it is cyclic, holds a BigInt, or has no JSON form
  */
 export function toJson(value: unknown): Json {
   return isPlain(value, 64) ? (value as Json) : JSON.parse(stringify(value));
@@ -207,7 +207,7 @@ const STAYS_OPEN = Symbol.for('technocore-rpc.stays-open');
  * Checks that a handler is a function.
  *
  * @internal
- * @throws {@link TechnocoreError} `bad_option` if not
+ * @throws a {@link TechnocoreError} `bad_option` if not
  */
 export function checkHandler(handler: unknown, method: string): void {
   if (typeof handler === 'function') return;
@@ -233,7 +233,7 @@ export function localOnly(handler: Handler): Handler {
  * interrupted by the end of a server is run again, where others are answered with error 1001.
  *
  * @returns a handler to be registered in place of the one given
- * @throws {@link TechnocoreError} `bad_option` if it is not a function
+ * @throws a {@link TechnocoreError} `bad_option` if it is not a function
  * @example
  * ```ts
  * import { idempotent, methods } from 'technocore-rpc';

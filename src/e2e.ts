@@ -26,7 +26,7 @@ const TAG_BYTES = 16;
 /** The most UTF-8 bytes of text that one sealed line holds: 3,043. */
 export const MAX_SEALED: number = Math.floor(((MAX_TEXT - 17) * 3) / 4) - TAG_BYTES;
 
-/** @throws {@link BadKey} if the key does not have 32 bytes */
+/** @throws a {@link BadKey} if the key does not have 32 bytes */
 export function checkKey(key: Uint8Array): void {
   check32(key, 'a room key');
 }
@@ -77,9 +77,9 @@ function offerKey(shared: Uint8Array): Uint8Array {
  * @param o `key` and `room`: of a room that has members already; default: a new key and a new `p-` room. `random`: as in
  * {@link Options}
  * @returns the offer, with the key and the room
- * @throws {@link BadKey} if the peer's key is not a canonical X25519 public key, or is of small order; or if `key` does
+ * @throws a {@link BadKey} if the peer's key is not a canonical X25519 public key, or is of small order; or if `key` does
  * not have 32 bytes
- * @throws {@link BadName} if `room` is not the name of a room
+ * @throws a {@link BadName} if `room` is not the name of a room
  * @example
  * ```ts
  * import { e2eAccept, e2eOffer, e2eOpen, e2eSeal, x25519Generate } from 'technocore-rpc';
@@ -121,8 +121,8 @@ export function isOffer(text: string): boolean {
  * @param privateKey the private key that belongs to the public key of the offer, 32 bytes: the one of
  * {@link x25519Generate}, or of {@link identityKeys} if that is published
  * @returns the key and the room. The room may have any name, even that of a public room: look before you write there
- * @throws {@link DecryptError} if it is not an offer, was changed, or was made for another key
- * @throws {@link BadKey} if the private key does not have 32 bytes
+ * @throws a {@link DecryptError} if it is not an offer, was changed, or was made for another key
+ * @throws a {@link BadKey} if the private key does not have 32 bytes
  * @example
  * ```ts
  * import { e2eAccept, e2eOfferTo, e2eRead, e2eSend, identityKeys, publishIdentity, read, Signer } from 'technocore-rpc';
@@ -172,7 +172,7 @@ export interface Addressee {
  * The mailbox and key that a DID has published and signed.
  *
  * @internal
- * @throws {@link BadKey} if there are none
+ * @throws a {@link BadKey} if there are none
  */
 export async function addresseeOf(did: string, o: Options & { allowUnsigned?: boolean }): Promise<Addressee> {
   const { mailbox, x25519, signed } = (await resolveIdentity(did, o)) ?? {};
@@ -191,8 +191,8 @@ export async function addresseeOf(did: string, o: Options & { allowUnsigned?: bo
  * @param o `key` and `room`: as for {@link e2eOffer}. `allowUnsigned`: whether to seal even to a key that the DID did not
  * sign; whoever wrote that key into the note can then read everything. Default false
  * @returns the key and the room, and the mailbox to which the offer was delivered
- * @throws {@link BadName} if it is not a `did:key`
- * @throws {@link BadKey} if the DID has not published a signed key and mailbox
+ * @throws a {@link BadName} if it is not a `did:key`
+ * @throws a {@link BadKey} if the DID has not published a signed key and mailbox
  * @throws what {@link resolveIdentity} and {@link Signer.say} throw
  */
 export async function e2eOfferTo(
@@ -241,9 +241,9 @@ const scratch: Uint8Array = /* @__PURE__ */ new Uint8Array(MAX_SEALED);
  * @param text at most 3,043 bytes of UTF-8; {@link e2eSplit} cuts longer ones
  * @param o `random`: as in {@link Options}
  * @returns the line: `<nonce>.<box>`, both base64url
- * @throws {@link FrameTooLong} if the text is longer
- * @throws {@link BadKey} if the key does not have 32 bytes
- * @throws {@link TechnocoreError} `bad_text` if the text is not a string, or holds a lone surrogate
+ * @throws a {@link FrameTooLong} if the text is longer
+ * @throws a {@link BadKey} if the key does not have 32 bytes
+ * @throws a {@link TechnocoreError} `bad_text` if the text is not a string, or holds a lone surrogate
  */
 export function e2eSeal(key: Uint8Array, text: string, o: Pick<Options, 'random'> = {}): string {
   if (!isWellFormed(checkText(text, 'the text')))
@@ -274,8 +274,8 @@ function tooLong(bytes: number): FrameTooLong {
  *
  * @param key the room key, 32 bytes
  * @param line the text of a message
- * @throws {@link DecryptError} if it is not a sealed line, was changed, or was made with another key
- * @throws {@link BadKey} if the key does not have 32 bytes
+ * @throws a {@link DecryptError} if it is not a sealed line, was changed, or was made with another key
+ * @throws a {@link BadKey} if the key does not have 32 bytes
  */
 export function e2eOpen(key: Uint8Array, line: string): string {
   const dot = typeof line === 'string' ? line.indexOf('.') : -1;
@@ -292,7 +292,7 @@ export function e2eOpen(key: Uint8Array, line: string): string {
  * text.
  *
  * @param bytes the most UTF-8 bytes of a piece, at least 4; default 3,043
- * @throws {@link TechnocoreError} `bad_option` if `bytes` is less than 4; `bad_text` if the text is not a string
+ * @throws a {@link TechnocoreError} `bad_option` if `bytes` is less than 4; `bad_text` if the text is not a string
  */
 export function e2eSplit(text: string, bytes: number = MAX_SEALED): string[] {
   const pieces: string[] = [];
@@ -409,8 +409,8 @@ function openedIn(t: Transport, memory: Memory, room: string, key: Uint8Array, m
  * @param key the room key, 32 bytes
  * @param o as for {@link read}; `limit` has no effect together with `since`, which returns everything after it
  * @returns `messages`: the lines, oldest first; `last`: the `since` for the next read
- * @throws {@link BadName} if it is not the name of a room; {@link BadKey} if the key does not have 32 bytes
- * @throws {@link RingGap} if lines after `since` were lost; to go on after them, read with `since: e.oldest - 1`
+ * @throws a {@link BadName} if it is not the name of a room; {@link BadKey} if the key does not have 32 bytes
+ * @throws a {@link RingGap} if lines after `since` were lost; to go on after them, read with `since: e.oldest - 1`
  * @throws what {@link read} throws
  */
 export async function e2eRead(
@@ -446,8 +446,8 @@ export async function e2eRead(
  * @param room the name of the room
  * @param key the room key, 32 bytes
  * @param o `since`: begin after the line with this `seq` (0: with the first); default: only lines that come from now on
- * @throws {@link BadName} if it is not the name of a room; {@link BadKey} if the key does not have 32 bytes
- * @throws {@link RingGap} if lines were lost; to go on after them, follow again with `since: e.oldest - 1`
+ * @throws a {@link BadName} if it is not the name of a room; {@link BadKey} if the key does not have 32 bytes
+ * @throws a {@link RingGap} if lines were lost; to go on after them, follow again with `since: e.oldest - 1`
  * @throws the signal's reason when it aborts
  */
 export async function* e2eFollow(

@@ -59,7 +59,7 @@ function kindOf(value: unknown): string {
  * Returns the value if it is a string, which callers from JavaScript do not guarantee.
  *
  * @param what what the caller knows the value as, for the error message
- * @throws {@link TechnocoreError} `bad_text` if it is not a string
+ * @throws a {@link TechnocoreError} `bad_text` if it is not a string
  */
 export function checkText(value: unknown, what: string): string {
   if (typeof value === 'string') return value;
@@ -71,7 +71,7 @@ export function checkText(value: unknown, what: string): string {
  * not guarantee.
  *
  * @param what what the caller knows the value as, for the error message
- * @throws {@link TechnocoreError} with the given `code`, by default `bad_option`, if it is anything else
+ * @throws a {@link TechnocoreError} with the given `code`, by default `bad_option`, if it is anything else
  */
 export function checkObject<T extends object>(value: T, what: string = 'the options', code: string = 'bad_option'): T {
   if (kindOf(value) === 'object') return value;
@@ -82,7 +82,7 @@ export function checkObject<T extends object>(value: T, what: string = 'the opti
  * Returns the value if it is an object without any other members than these. A misspelt member, or an option passed in the
  * wrong argument, would otherwise be ignored without notice.
  *
- * @throws {@link TechnocoreError} `bad_option` if it is not an object, or has another member
+ * @throws a {@link TechnocoreError} `bad_option` if it is not an object, or has another member
  */
 export function checkMembers<T extends object>(value: T, what: string, names: readonly (keyof T & string)[]): T {
   const stray = Object.entries(checkObject(value, what)).find(

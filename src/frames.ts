@@ -51,9 +51,9 @@ export function codePoints(text: string): number {
  *
  * @param limit the most code points allowed afterwards; default {@link MAX_TEXT}, for messages ({@link MAX_NOTE}: notes)
  * @param what what the caller knows the text as, for the error message
- * @throws {@link TechnocoreError} `bad_text` if it is not a string
- * @throws {@link EmptyText} if nothing is left
- * @throws {@link FrameTooLong} if more than `limit` code points are left
+ * @throws a {@link TechnocoreError} `bad_text` if it is not a string
+ * @throws an {@link EmptyText} if nothing is left
+ * @throws a {@link FrameTooLong} if more than `limit` code points are left
  * @example
  * ```ts
  * import { sweep } from 'technocore-rpc';
@@ -77,7 +77,7 @@ const ESCAPED: string[] = /* @__PURE__ */ HEX.map((byte) => `\\u${byte}`);
 /**
  * `JSON.stringify` with a typed error.
  *
- * @throws {@link TechnocoreError} `bad_frame` if the value is cyclic, holds a BigInt, or has no JSON form
+ * @throws a {@link TechnocoreError} `bad_frame` if the value is cyclic, holds a BigInt, or has no JSON form
  */
 export function stringify(value: unknown): string {
   let text: string | undefined;
@@ -111,8 +111,8 @@ export function encodeLong(frame: unknown): string {
  * Encodes a frame as one line of ASCII, which a room stores unchanged.
  *
  * @returns compact JSON in which every character outside U+0020 to U+007E is escaped
- * @throws {@link FrameTooLong} if the line has more than {@link MAX_TEXT} characters, escapes included
- * @throws {@link TechnocoreError} `bad_frame` if the value is cyclic, holds a BigInt, or has no JSON form
+ * @throws a {@link FrameTooLong} if the line has more than {@link MAX_TEXT} characters, escapes included
+ * @throws a {@link TechnocoreError} `bad_frame` if the value is cyclic, holds a BigInt, or has no JSON form
  * @example
  * ```ts
  * import { decode, encode } from 'technocore-rpc';

@@ -84,8 +84,8 @@ function environmentUrl(): string | undefined {
  * The transport that options describe.
  *
  * @param address the address of the service, instead of the option `base`
- * @throws {@link BadName} if it is not an http or https address
- * @throws {@link TechnocoreError} `bad_option` if the options are not an object
+ * @throws a {@link BadName} if it is not an http or https address
+ * @throws a {@link TechnocoreError} `bad_option` if the options are not an object
  */
 export function transportOf(o: Options = {}, address?: string): Transport {
   checkObject(o);
@@ -210,8 +210,8 @@ export interface Reply {
  * Sends one HTTP request, with one deadline for headers and body together. Redirects are not followed (a signed URL must
  * not reach another host), no more than `maxBytes` of the body are read, and nothing is retried.
  *
- * @throws {@link RateLimited} if its turn in the budget would come after `deadline`; nothing was sent
- * @throws {@link Unavailable} if there is no connection, the time is up, or the body is cut short or too large; whether
+ * @throws a {@link RateLimited} if its turn in the budget would come after `deadline`; nothing was sent
+ * @throws an {@link Unavailable} if there is no connection, the time is up, or the body is cut short or too large; whether
  * the request was executed is then unknown
  * @throws the signal's reason when it aborts
  */

@@ -48,7 +48,7 @@ export function x25519FromText(text: string): Uint8Array | undefined {
  * whoever has the seed can open what is encrypted to it.
  *
  * @returns both keys as 32 bytes each
- * @throws {@link BadKey} if no signer is given
+ * @throws a {@link BadKey} if no signer is given
  */
 export function identityKeys(signer: Signer): { privateKey: Uint8Array; publicKey: Uint8Array } {
   checkSigner(signer);
@@ -117,8 +117,8 @@ function isNewest(t: Transport, did: string, nonce: bigint): boolean {
  *
  * @param did the `did:key` to look up
  * @returns undefined if there is no note, or nothing usable in it
- * @throws {@link BadName} if it is not a `did:key` of an Ed25519 key
- * @throws {@link RateLimited} or {@link Unavailable} if the service could not be read
+ * @throws a {@link BadName} if it is not a `did:key` of an Ed25519 key
+ * @throws a {@link RateLimited} or {@link Unavailable} if the service could not be read
  * @throws the signal's reason when it aborts
  */
 export async function resolveIdentity(did: string, o: Options = {}): Promise<Identity | undefined> {
@@ -186,12 +186,12 @@ const ATTEMPTS = 8;
  * @param identity `mailbox`: the room in which the signer takes requests; default: the one in its present signed record.
  * Without any mailbox there is no signed record, and the key is an unsigned hint. `x25519`: the public key, 32 bytes or
  * base64url; default: that of {@link identityKeys}
- * @throws {@link BadName} if the mailbox is not the name of a room
- * @throws {@link BadKey} if the key is not a canonical X25519 public key, or is of small order; or no signer is given
- * @throws {@link TechnocoreError} `bad_option` if `identity` has other members (options are the third argument)
- * @throws {@link BadNonce} if the present record has the highest possible nonce
- * @throws {@link FrameTooLong} if the note cannot hold the signer's delegations
- * @throws {@link Conflict} if others kept changing the note
+ * @throws a {@link BadName} if the mailbox is not the name of a room
+ * @throws a {@link BadKey} if the key is not a canonical X25519 public key, or is of small order; or no signer is given
+ * @throws a {@link TechnocoreError} `bad_option` if `identity` has other members (options are the third argument)
+ * @throws a {@link BadNonce} if the present record has the highest possible nonce
+ * @throws a {@link FrameTooLong} if the note cannot hold the signer's delegations
+ * @throws a {@link Conflict} if others kept changing the note
  * @throws what {@link getNote} and {@link setNote} throw
  * @example
  * ```ts

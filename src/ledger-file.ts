@@ -202,9 +202,9 @@ export async function loggedLedger(
  * @param path the file; created if it does not exist, in a directory that does
  * @param limits how much is kept: see {@link LedgerLimits}
  * @param clock the source of time; default: the machine's clock
- * @throws {@link TechnocoreError} `bad_ledger` if the file is damaged or something else, which is left as it is;
+ * @throws a {@link TechnocoreError} `bad_ledger` if the file is damaged or something else, which is left as it is;
  * `bad_option` if the limits have other members
- * @throws {@link Unavailable} if another process still has the file after 30 seconds (there is a console warning after
+ * @throws an {@link Unavailable} if another process still has the file after 30 seconds (there is a console warning after
  * two), or the file system refuses, or the platform has none
  * @example
  * ```ts

@@ -379,7 +379,7 @@ export class LedgerState implements Ledger {
  * believed. After a restart, a stranger who fills the room until the service has forgotten such a message can have it run
  * once more. Where that matters, use {@link fileLedger}, which forgets no nonce.
  *
- * @throws {@link TechnocoreError} `bad_option` if the limits have other members
+ * @throws a {@link TechnocoreError} `bad_option` if the limits have other members
  */
 export function memoryLedger(limits?: LedgerLimits): Ledger {
   return new LedgerState(limits);

@@ -94,7 +94,7 @@ async function identityOf(t: Transport, did: string, o: Options): Promise<Identi
  * The option `replyTo`.
  *
  * @internal
- * @throws {@link BadName} if it is missing
+ * @throws a {@link BadName} if it is missing
  */
 export function replyToOf({ replyTo }: CallOptions): string {
   if (replyTo !== undefined) return replyTo;

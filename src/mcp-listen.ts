@@ -59,7 +59,7 @@ export interface McpListenOptions extends McpOptions {
  * @param notifications what to listen to
  * @param signer the caller's key
  * @throws what {@link call} throws, as when the server no longer answers
- * @throws {@link TechnocoreError} `not_offered` if the server notifies of none of it
+ * @throws a {@link TechnocoreError} `not_offered` if the server notifies of none of it
  * @example
  * ```ts
  * import { mcpListen, mcpListTools, Signer } from 'technocore-rpc';

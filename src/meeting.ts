@@ -75,9 +75,9 @@ function isMeetingRoom(room: string): boolean {
  * @param o `timeoutMs`: how long to wait for the other side, in milliseconds; default 30,000. `key` and `room`: of an
  * earlier channel between the two, to save the new room
  * @returns the channel, once the other side has proved itself
- * @throws {@link BadName} if it is not a `did:key`, or if `room` is not a `p-` room
- * @throws {@link BadKey} if the DID has not published a signed key and mailbox
- * @throws {@link CallTimeout} if the other side does not answer in time
+ * @throws a {@link BadName} if it is not a `did:key`, or if `room` is not a `p-` room
+ * @throws a {@link BadKey} if the DID has not published a signed key and mailbox
+ * @throws a {@link CallTimeout} if the other side does not answer in time
  * @throws what {@link Signer.say} throws
  * @throws the signal's reason when it aborts
  * @example
@@ -207,8 +207,8 @@ interface Session {
  * The session lasts until what it returns settles
  * @param o who may come, how many at a time, and for how long
  * @returns resolves after the signal has aborted and all sessions have ended
- * @throws {@link BadName} if it is not a mailbox
- * @throws {@link BadKey} if no signer is given
+ * @throws a {@link BadName} if it is not a mailbox
+ * @throws a {@link BadKey} if no signer is given
  * @throws what opening and reading the mailbox throws, unless it is transient
  * @example
  * ```ts

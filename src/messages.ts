@@ -88,7 +88,7 @@ function messagesOf(records: unknown[]): Message[] {
  * Parses the JSON view of a room. Records that do not have the shape of a message are left out.
  *
  * @internal
- * @throws {@link Unavailable} if it is something else, such as a proxy's page or a body that was cut short
+ * @throws an {@link Unavailable} if it is something else, such as a proxy's page or a body that was cut short
  */
 export function viewOf(room: string, text: string): PolledView {
   let view: unknown;

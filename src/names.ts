@@ -20,7 +20,7 @@ export function isName(name: unknown): boolean {
  * Returns the name if it is valid.
  *
  * @param what what it is the name of, for the error message: `room`, `nick`, `namespace` or `key`
- * @throws {@link BadName} if {@link isName} is false
+ * @throws a {@link BadName} if {@link isName} is false
  */
 export function checkName(name: unknown, what: string): string {
   if (isName(name)) return name as string;
@@ -49,7 +49,7 @@ export interface RoomClasses {
  * and `e`. The last segment is never a class.
  *
  * @param room its name; not checked against the grammar of {@link isName}
- * @throws {@link BadName} if it is not a string
+ * @throws a {@link BadName} if it is not a string
  * @example
  * ```ts
  * import { roomClasses } from 'technocore-rpc';
@@ -76,7 +76,7 @@ const ED25519_PUB = [0xed, 0x01];
 /**
  * The `did:key` of an Ed25519 public key: 56 characters.
  *
- * @throws {@link BadKey} if the key does not have 32 bytes
+ * @throws a {@link BadKey} if the key does not have 32 bytes
  */
 export function didFromPublicKey(publicKey: Uint8Array): string {
   if (publicKey.length !== 32) throw new BadKey('an Ed25519 public key has 32 bytes');
@@ -111,7 +111,7 @@ export function isDid(did: unknown): boolean {
  * The fingerprint of a DID, which stands for it in the names of notes: the first 16 hex digits of the SHA-256 of its
  * text.
  *
- * @throws {@link BadName} if it is not a DID
+ * @throws a {@link BadName} if it is not a DID
  */
 export function fingerprint(did: string): string {
   if (!isDid(did)) throw new BadName(did, 'a did:key of an Ed25519 key has 56 characters and begins with did:key:z6Mk');
@@ -129,7 +129,7 @@ export interface NotePath {
 /**
  * The address of a DID's identity note.
  *
- * @throws {@link BadName} if it is not a DID
+ * @throws a {@link BadName} if it is not a DID
  */
 export function identityNote(did: string): NotePath {
   const f = fingerprint(did);
@@ -139,7 +139,7 @@ export function identityNote(did: string): NotePath {
 /**
  * The address that a DID's identity note had before release 0.8 of the service, and may still have.
  *
- * @throws {@link BadName} if it is not a DID
+ * @throws a {@link BadName} if it is not a DID
  */
 export function legacyIdentityNote(did: string): NotePath {
   return { ns: 'did', key: fingerprint(did) };

@@ -197,7 +197,7 @@ export class Handshake {
    * Writes the next message, with an encrypted payload.
    *
    * @param payload any bytes; may be empty
-   * @throws {@link HandshakeFailed} if it is the other end's turn, or the other end's key is of small order
+   * @throws a {@link HandshakeFailed} if it is the other end's turn, or the other end's key is of small order
    */
   write(payload: Uint8Array): Uint8Array {
     return this.#process(true, (state, token) => {
@@ -213,7 +213,7 @@ export class Handshake {
    * Reads the other end's message.
    *
    * @returns its payload
-   * @throws {@link HandshakeFailed} if it is this end's turn, or the message is too short, does not authenticate, or
+   * @throws a {@link HandshakeFailed} if it is this end's turn, or the message is too short, does not authenticate, or
    * holds a key of small order
    */
   read(message: Uint8Array): Uint8Array {
@@ -232,7 +232,7 @@ export class Handshake {
   /**
    * The keys of the two directions, to be stored.
    *
-   * @throws {@link HandshakeFailed} if the handshake is not finished
+   * @throws a {@link HandshakeFailed} if the handshake is not finished
    */
   keys(): TransportKeys {
     if (this.#step < PATTERN.length) throw new HandshakeFailed('not finished');
@@ -245,7 +245,7 @@ export class Handshake {
    * What encrypts and decrypts after the handshake. Call it once: each call starts with a transport that has used no
    * nonce.
    *
-   * @throws {@link HandshakeFailed} if the handshake is not finished
+   * @throws a {@link HandshakeFailed} if the handshake is not finished
    */
   transport(): Transport {
     return createTransport(this.keys());

@@ -35,8 +35,8 @@ import { ask, uncached, type Write, writeRequest } from './service.ts';
  * @param ns the namespace, a name as {@link isName} accepts it
  * @param key the key in the namespace, a name as {@link isName} accepts it
  * @returns the value; undefined if there is no such note
- * @throws {@link BadName} if the namespace or key is not a name
- * @throws {@link RateLimited} or {@link Unavailable} if the service could not be read within that time
+ * @throws a {@link BadName} if the namespace or key is not a name
+ * @throws a {@link RateLimited} or {@link Unavailable} if the service could not be read within that time
  * @throws the signal's reason when it aborts
  */
 export async function getNote(ns: string, key: string, o: Options = {}): Promise<string | undefined> {
@@ -96,13 +96,13 @@ export interface SetOptions {
  * @param ns the namespace, a name as {@link isName} accepts it
  * @param key the key in the namespace, a name as {@link isName} accepts it
  * @param value at most 8,192 code points after the {@link sweep}
- * @throws {@link BadName}, {@link EmptyText}, {@link FrameTooLong} or {@link TechnocoreError} `bad_option` (both
+ * @throws a {@link BadName}, {@link EmptyText}, {@link FrameTooLong} or {@link TechnocoreError} `bad_option` (both
  * conditions) before anything is sent
- * @throws {@link Conflict} if the condition does not hold; `actual` is the present value
- * @throws {@link MayHaveLanded} if the response was lost and none came later; or if the response to a conditional write
+ * @throws a {@link Conflict} if the condition does not hold; `actual` is the present value
+ * @throws a {@link MayHaveLanded} if the response was lost and none came later; or if the response to a conditional write
  * was lost and the condition did not hold at the next attempt (`cause` is that Conflict): the first attempt may have been
  * written, or somebody else may have written
- * @throws {@link Forbidden}, {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} if the service refuses,
+ * @throws a {@link Forbidden}, {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} if the service refuses,
  * or could not be reached
  * @throws the signal's reason when it aborts
  * @example
@@ -181,8 +181,8 @@ function noteWrite(
  *
  * @param ns the namespace, a name as {@link isName} accepts it
  * @returns the keys in ascending order; those that begin with `p-` are not listed
- * @throws {@link BadName} if the namespace is not a name
- * @throws {@link RateLimited} or {@link Unavailable} if the service could not be read within that time
+ * @throws a {@link BadName} if the namespace is not a name
+ * @throws a {@link RateLimited} or {@link Unavailable} if the service could not be read within that time
  * @throws the signal's reason when it aborts
  */
 export async function listNotes(ns: string, o: Options = {}): Promise<string[]> {
@@ -217,12 +217,12 @@ function parsed(text: string): unknown {
  * write there.
  *
  * @param room a room of class `d` (see {@link roomClasses}), to which nobody has written yet
- * @throws {@link BadName} if the room is not of class `d`
- * @throws {@link BadKey} if no signer is given
- * @throws {@link Conflict} if the room has an owner already; `actual` is the owner's DID
- * @throws {@link Forbidden} if the room has messages, or can never be owned
- * @throws {@link MayHaveLanded} if the response was lost and the outcome cannot be found out
- * @throws {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} as {@link setNote} does
+ * @throws a {@link BadName} if the room is not of class `d`
+ * @throws a {@link BadKey} if no signer is given
+ * @throws a {@link Conflict} if the room has an owner already; `actual` is the owner's DID
+ * @throws a {@link Forbidden} if the room has messages, or can never be owned
+ * @throws a {@link MayHaveLanded} if the response was lost and the outcome cannot be found out
+ * @throws a {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} as {@link setNote} does
  */
 export async function claimRoom(room: string, signer: SigningKey, o: Options = {}): Promise<void> {
   checkSigner(signer);
@@ -234,12 +234,12 @@ export async function claimRoom(room: string, signer: SigningKey, o: Options = {
  *
  * @param room a room of class `d` that the signer has claimed with {@link claimRoom}
  * @param dids the writers' DIDs; an empty array leaves the owner alone
- * @throws {@link BadName} if one of them is not a DID, or the room is not of class `d`
- * @throws {@link BadKey} if no signer is given
- * @throws {@link FrameTooLong} if the list does not fit into a note, which takes some 140 DIDs
- * @throws {@link Forbidden} if the signer does not own the room
- * @throws {@link MayHaveLanded} if the response was lost and the outcome cannot be found out
- * @throws {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} as {@link setNote} does
+ * @throws a {@link BadName} if one of them is not a DID, or the room is not of class `d`
+ * @throws a {@link BadKey} if no signer is given
+ * @throws a {@link FrameTooLong} if the list does not fit into a note, which takes some 140 DIDs
+ * @throws a {@link Forbidden} if the signer does not own the room
+ * @throws a {@link MayHaveLanded} if the response was lost and the outcome cannot be found out
+ * @throws a {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} as {@link setNote} does
  */
 export async function allowWriters(room: string, dids: string[], signer: SigningKey, o: Options = {}): Promise<void> {
   checkSigner(signer);

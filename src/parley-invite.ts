@@ -185,7 +185,7 @@ export class Invite {
   /**
    * Makes an invite of its parts. {@link Session.open} does so by itself.
    *
-   * @throws {@link BadInvite} if a part cannot be put into a link
+   * @throws a {@link BadInvite} if a part cannot be put into a link
    */
   constructor(o: { relay: string; channel: ChannelID; key: PublicKey; secret: Secret }) {
     if (!isHost(o?.relay)) throw new BadInvite('bad relay');
@@ -207,7 +207,7 @@ export class Invite {
    * Parses a link exactly as the Go package does. (It does not use a URL parser, which would accept links that Go
    * refuses, and change the spelling of the relay.)
    *
-   * @throws {@link BadInvite} if it is not an invite; `reason` names the part at fault
+   * @throws a {@link BadInvite} if it is not an invite; `reason` names the part at fault
    */
   static parse(raw: string): Invite {
     const [, scheme, authority = '', rawPath = '', rawFragment = ''] = LINK.exec(raw) ?? [];
@@ -264,7 +264,7 @@ const lossy: TextDecoder = /* @__PURE__ */ new TextDecoder('utf-8', { ignoreBOM:
 /**
  * Encodes a message as the plaintext of a frame: one byte for its kind, then the text.
  *
- * @throws {@link TechnocoreError} `bad_frame` if there is no such kind
+ * @throws a {@link TechnocoreError} `bad_frame` if there is no such kind
  */
 export function marshalMessage(m: Message): Uint8Array {
   const kind = KINDS.indexOf(m?.kind);

@@ -223,7 +223,7 @@ export class Session implements Channel {
    * @param identity who this end is
    * @param relay the relay of both ends
    * @param o clock, randomness, `signal` for all calls, `onEvent`, and the relay's host for invites
-   * @throws {@link TechnocoreError} `bad_option` if no identity is given
+   * @throws a {@link TechnocoreError} `bad_option` if no identity is given
    */
   constructor(identity: Identity, relay: Relay, o: SessionOptions = {}) {
     this.#identity = identity;
@@ -254,7 +254,7 @@ export class Session implements Channel {
    * @param topic what the channel is about; the joiner sees it
    * @throws `BadState` if the session was opened or joined before
    * @throws `FrameTooLong` if the topic has more than 65,505 bytes as JSON
-   * @throws {@link RelayRefused} or `Unavailable`; the session can then be used as before
+   * @throws a {@link RelayRefused} or `Unavailable`; the session can then be used as before
    * @throws the signal's reason when it aborts
    */
   async open(topic: string, o: Abortable = {}): Promise<Invite> {
@@ -279,9 +279,9 @@ export class Session implements Channel {
    * sent, the seat is kept: `poll`, or `join` with the same invite, sends it again.
    *
    * @param invite the invite or its link
-   * @throws {@link BadInvite} if it is not an invite, or holds an unusable key; nothing was sent
+   * @throws a {@link BadInvite} if it is not an invite, or holds an unusable key; nothing was sent
    * @throws `BadState` if the session was opened or joined before
-   * @throws {@link RelayRefused} `full` if both seats are taken, perhaps by this session itself; `no-channel`; `token`
+   * @throws a {@link RelayRefused} `full` if both seats are taken, perhaps by this session itself; `no-channel`; `token`
    * @throws `Unavailable` if the relay could not be reached
    * @throws the signal's reason when it aborts
    */
@@ -312,9 +312,9 @@ export class Session implements Channel {
    *
    * @param text any text; may be empty
    * @returns `seq`: the number of the frame, or 0 if the text is queued
-   * @throws {@link SessionClosed} if the session is closed
+   * @throws a {@link SessionClosed} if the session is closed
    * @throws `CapacityReached` if 1,024 texts are queued already
-   * @throws {@link RelayRefused} or `Unavailable`; the text may have arrived. Send the same text again: it arrives only
+   * @throws a {@link RelayRefused} or `Unavailable`; the text may have arrived. Send the same text again: it arrives only
    * once
    * @throws the signal's reason when it aborts
    */
@@ -344,8 +344,8 @@ export class Session implements Channel {
    *
    * @param waitMs how long to wait, in milliseconds; default 0. Not limited by how long the relay holds a read
    * @returns the messages, in order; none if nothing arrived
-   * @throws {@link RelayRefused} or `Unavailable` if the relay fails; `no-channel` is final, and closes the session
-   * @throws {@link HandshakeFailed} or `DecryptError` once for each frame that is not authentic; later frames are read
+   * @throws a {@link RelayRefused} or `Unavailable` if the relay fails; `no-channel` is final, and closes the session
+   * @throws a {@link HandshakeFailed} or `DecryptError` once for each frame that is not authentic; later frames are read
    * @throws the signal's reason when it aborts
    */
   async poll(waitMs: number = 0, o: Abortable = {}): Promise<Received[]> {
@@ -375,7 +375,7 @@ export class Session implements Channel {
    * closed it. Transient failures of the relay are waited out. Frames that are not authentic are skipped (event
    * `skipped`).
    *
-   * @throws {@link RelayRefused} if the relay gives up the channel
+   * @throws a {@link RelayRefused} if the relay gives up the channel
    * @throws the signal's reason when it aborts
    */
   async *messages(o: Abortable = {}): AsyncGenerator<Received> {
@@ -394,7 +394,7 @@ export class Session implements Channel {
    * Passes JSON-RPC frames to a listener as they arrive. `serve` and `call` use it.
    *
    * @returns a function that ends the listening
-   * @throws {@link RelayRefused} `no-channel` before `open` or `join`
+   * @throws a {@link RelayRefused} `no-channel` before `open` or `join`
    */
   async listen(listener: Listener): Promise<() => void> {
     this.#seat();
@@ -412,8 +412,8 @@ export class Session implements Channel {
    * sends it, or another `close`.
    *
    * @param outcome any text; may be empty
-   * @throws {@link SessionClosed} if texts were queued and no channel was ever opened for them
-   * @throws {@link RelayRefused} or `Unavailable`; the other end may not know that it is over
+   * @throws a {@link SessionClosed} if texts were queued and no channel was ever opened for them
+   * @throws a {@link RelayRefused} or `Unavailable`; the other end may not know that it is over
    * @throws the signal's reason when it aborts
    */
   async close(outcome: string, o: Abortable = {}): Promise<void> {

@@ -168,7 +168,7 @@ export class ReplyRooms {
   /**
    * Looks something up for a key, when its turn comes.
    *
-   * @throws {@link TechnocoreError} `busy` if too many lookups wait, or take too long
+   * @throws a {@link TechnocoreError} `busy` if too many lookups wait, or take too long
    */
   async #look<T>(from: string, run: (signal: AbortSignal) => Promise<T>): Promise<T> {
     const { signal, end } = within(this.#t, LOOK_MS);

@@ -69,9 +69,9 @@ export async function readView(t: Transport, room: string, o: ReadOptions, signa
  *
  * @param room the name of the room
  * @returns the messages, oldest first; everything in them is a stranger's
- * @throws {@link BadName} if it is not the name of a room
- * @throws {@link RateLimited} or {@link Unavailable} if the service could not be read within that time
- * @throws {@link HttpError} if the service refuses
+ * @throws a {@link BadName} if it is not the name of a room
+ * @throws a {@link RateLimited} or {@link Unavailable} if the service could not be read within that time
+ * @throws an {@link HttpError} if the service refuses
  * @throws the signal's reason when it aborts
  * @example
  * ```ts
@@ -348,9 +348,9 @@ async function exported(t: Transport, room: string, signal?: AbortSignal): Promi
  * @param room the name of the room
  * @param o `since`: begin after the message with this `seq` (0: with the room's first message); default: only messages
  * that come from now on
- * @throws {@link BadName} if it is not the name of a room
- * @throws {@link RingGap} if messages were lost; to go on after them, follow again with `since: e.oldest - 1`
- * @throws {@link HttpError} if the service refuses
+ * @throws a {@link BadName} if it is not the name of a room
+ * @throws a {@link RingGap} if messages were lost; to go on after them, follow again with `since: e.oldest - 1`
+ * @throws an {@link HttpError} if the service refuses
  * @throws the signal's reason when it aborts
  * @example
  * ```ts
@@ -415,7 +415,7 @@ export interface SigningKey {
  * Checks that a signer was given, and not the promise of one.
  *
  * @internal
- * @throws {@link BadKey} if not
+ * @throws a {@link BadKey} if not
  */
 export function checkSigner(signer: SigningKey): void {
   if (typeof signer?.signMessage === 'function') return;
@@ -430,12 +430,12 @@ export function checkSigner(signer: SigningKey): void {
  * @param nick who writes, a name as {@link isName} accepts it
  * @param text at most 4,096 code points after the {@link sweep}
  * @returns the `seq` of the message
- * @throws {@link BadName}, {@link EmptyText} or {@link FrameTooLong} before anything is sent
- * @throws {@link Forbidden} if the room is a mailbox, owned by others, or `events`
- * @throws {@link DuplicateText}, {@link RateLimited}, {@link RoomBudget} or {@link CapacityReached} if the service
+ * @throws a {@link BadName}, {@link EmptyText} or {@link FrameTooLong} before anything is sent
+ * @throws a {@link Forbidden} if the room is a mailbox, owned by others, or `events`
+ * @throws a {@link DuplicateText}, {@link RateLimited}, {@link RoomBudget} or {@link CapacityReached} if the service
  * refuses
- * @throws {@link MayHaveLanded} if the response was lost: one's own unsigned message cannot be recognized in the room
- * @throws {@link Unavailable} if the service could not be reached
+ * @throws a {@link MayHaveLanded} if the response was lost: one's own unsigned message cannot be recognized in the room
+ * @throws an {@link Unavailable} if the service could not be reached
  * @throws the signal's reason when it aborts
  */
 export async function say(room: string, nick: string, text: string, o: Options = {}): Promise<{ seq: number }> {
@@ -610,7 +610,7 @@ async function deliver(
  *
  * @returns its `seq`; undefined if everything written since it was first sent can be seen and it is not among it. Then
  * the same bytes may be sent again: should both arrive, the service refuses the second for its nonce
- * @throws {@link MayHaveLanded} if so much was written since that it may no longer be visible
+ * @throws a {@link MayHaveLanded} if so much was written since that it may no longer be visible
  */
 async function settle(
   t: Transport,

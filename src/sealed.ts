@@ -283,8 +283,8 @@ export class SealedLine implements SealedChannel {
  * @param key the room key, 32 bytes; copied
  * @param signer the key of this side
  * @param o `peer`: the DID to which frames are addressed, and the only one whose frames count; default: all members
- * @throws {@link BadName} if the room is not a name, or `peer` is not a `did:key`
- * @throws {@link BadKey} if the key does not have 32 bytes, or no signer is given
+ * @throws a {@link BadName} if the room is not a name, or `peer` is not a `did:key`
+ * @throws a {@link BadKey} if the key does not have 32 bytes, or no signer is given
  * @example
  * ```ts
  * import { call, methods, sealed, serve, Signer } from 'technocore-rpc';

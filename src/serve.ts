@@ -128,8 +128,8 @@ export interface ServeOptions
  * Serves methods and tools to everybody who writes requests into a mailbox or a channel.
  *
  * @returns resolves after `o.signal` has aborted and what was begun is answered, within `drainMs`
- * @throws {@link BadName} if the room is not a mailbox
- * @throws {@link TechnocoreError} `bad_option` if options contradict each other; `already_served` if another call serves
+ * @throws a {@link BadName} if the room is not a mailbox
+ * @throws a {@link TechnocoreError} `bad_option` if options contradict each other; `already_served` if another call serves
  * the same mailbox with the same key through the same transport, unless both set `claim`
  * @throws what opening and reading the mailbox throws, unless it is transient
  */
@@ -278,7 +278,7 @@ class Server implements Listener {
    * Makes sure that no other server of this process takes the same requests.
    *
    * @returns a function that lets others serve the mailbox again
-   * @throws {@link TechnocoreError} `already_served`
+   * @throws a {@link TechnocoreError} `already_served`
    */
   #alone(): () => void {
     const serving = sharedOf(this.#t, SERVING, () => new Map<string, { servers: number; isShared: boolean }>());

@@ -70,7 +70,7 @@ export class Signer {
    * Makes a signer from a seed, the private key of RFC 8032.
    *
    * @param seed 32 bytes, or their 64 hex digits
-   * @throws {@link BadKey} if it is neither
+   * @throws a {@link BadKey} if it is neither
    */
   static fromSeed(seed: string | Uint8Array): Signer {
     const bytes = typeof seed === 'string' ? fromHex(seed) : seed;
@@ -84,7 +84,7 @@ export class Signer {
    * other text, the SHA-256 is the seed. Whoever can guess the text has the key.
    *
    * @param text not empty
-   * @throws {@link BadKey} if it is empty, or holds a lone surrogate
+   * @throws a {@link BadKey} if it is empty, or holds a lone surrogate
    */
   static fromPassphrase(text: string): Signer {
     // An unset variable must not become a key that everybody has.
@@ -99,9 +99,9 @@ export class Signer {
    * support hard links.
    *
    * @param dir the path of the directory; default `~/.technocore`
-   * @throws {@link BadKey} if the seed is malformed or readable by others, or the directory cannot be used
-   * @throws {@link BadNonce} if `nonces.json` is malformed, or is missing although there is a seed; nothing is changed then
-   * @throws {@link Unavailable} if the platform has no file system
+   * @throws a {@link BadKey} if the seed is malformed or readable by others, or the directory cannot be used
+   * @throws a {@link BadNonce} if `nonces.json` is malformed, or is missing although there is a seed; nothing is changed then
+   * @throws an {@link Unavailable} if the platform has no file system
    */
   static async fromDir(dir?: string): Promise<Signer> {
     const { seed, nonces } = await openKeyDir(dir);
@@ -113,7 +113,7 @@ export class Signer {
    *
    * @param canonical exactly what to sign; nothing is swept or added
    * @returns the signature: 86 characters of unpadded base64url
-   * @throws {@link TechnocoreError} `bad_text` if it is not a string, or holds a lone surrogate
+   * @throws a {@link TechnocoreError} `bad_text` if it is not a string, or holds a lone surrogate
    */
   sign(canonical: string): string {
     if (typeof canonical !== 'string' || !isWellFormed(canonical)) {
@@ -129,7 +129,7 @@ export class Signer {
    * @param nonce 1 to 19 digits, signed as given, or a safe integer; must be higher than the last one of this key in this
    * room (usual: the time in milliseconds)
    * @param text at most 4,096 code points after the {@link sweep}
-   * @throws {@link BadName}, {@link BadNonce}, {@link EmptyText} or {@link FrameTooLong} if an argument is invalid
+   * @throws a {@link BadName}, {@link BadNonce}, {@link EmptyText} or {@link FrameTooLong} if an argument is invalid
    */
   signMessage(room: string, nonce: string | number, text: string): SignedMessage {
     checkName(room, 'room');
@@ -147,7 +147,7 @@ export class Signer {
    * @param nonce as for {@link Signer.signMessage}, higher than the last one of this signer for this note key in any
    * namespace
    * @param value at most 8,192 code points after the {@link sweep}
-   * @throws {@link BadName}, {@link BadNonce}, {@link EmptyText} or {@link FrameTooLong} if an argument is invalid
+   * @throws a {@link BadName}, {@link BadNonce}, {@link EmptyText} or {@link FrameTooLong} if an argument is invalid
    */
   signNote(ns: string, key: string, nonce: string | number, value: string): SignedNote {
     checkName(ns, 'namespace');
@@ -167,12 +167,12 @@ export class Signer {
    * @param text at most 4,096 code points after the {@link sweep}
    * @returns `seq`: the position in the room, or 0 if the message was written but can no longer be read; `nonce`: the nonce
    * used, as decimal digits
-   * @throws {@link BadName}, {@link EmptyText} or {@link FrameTooLong} before anything is sent
-   * @throws {@link MayHaveLanded} if the response was lost and the room can no longer tell whether the message was written
-   * @throws {@link StaleNonce} or {@link BadNonce} if no nonce was found that the service accepts
-   * @throws {@link Forbidden}, {@link DuplicateText}, {@link RateLimited}, {@link RoomBudget} or {@link CapacityReached} if
+   * @throws a {@link BadName}, {@link EmptyText} or {@link FrameTooLong} before anything is sent
+   * @throws a {@link MayHaveLanded} if the response was lost and the room can no longer tell whether the message was written
+   * @throws a {@link StaleNonce} or {@link BadNonce} if no nonce was found that the service accepts
+   * @throws a {@link Forbidden}, {@link DuplicateText}, {@link RateLimited}, {@link RoomBudget} or {@link CapacityReached} if
    * the service refuses
-   * @throws {@link Unavailable} if the service or the key directory could not be used in time
+   * @throws an {@link Unavailable} if the service or the key directory could not be used in time
    * @throws the signal's reason when it aborts
    */
   async say(room: string, text: string, o: Options = {}): Promise<{ seq: number; nonce: string }> {

@@ -65,7 +65,7 @@ export interface Spill {
    * Reads a text that the other side stored.
    *
    * @param ref the reference from the frame; a stranger's
-   * @throws {@link TechnocoreError} `spill_lost` if it is not there, or is not what was stored
+   * @throws a {@link TechnocoreError} `spill_lost` if it is not there, or is not what was stored
    */
   get(ref: Json, signal?: AbortSignal): Promise<string>;
 }
@@ -107,7 +107,7 @@ export class Spills {
    * Puts a JSON text into notes for the readers of a place. The texts of one place are put one after the other.
    *
    * @param place the room in which the frame that stands for them will be written
-   * @throws {@link TechnocoreError} `spill_full` if too many places were added today; what writing throws
+   * @throws a {@link TechnocoreError} `spill_full` if too many places were added today; what writing throws
    */
   put(place: string, text: string, inTurn: InTurn = (_, write) => write()): Promise<SpillRef> {
     return this.#lanes.run(place, async () => {
@@ -163,7 +163,7 @@ function refOf(ref: unknown): SpillRef | undefined {
  * Reads a spilled text from at most sixteen notes. They are read again if they do not fit the digest, since a cache may
  * have shown an old one.
  *
- * @throws {@link TechnocoreError} `spill_lost` if they are not there, or hold something else; the signal's reason
+ * @throws a {@link TechnocoreError} `spill_lost` if they are not there, or hold something else; the signal's reason
  */
 export async function readSpilled(t: Transport, ref: unknown, signal?: AbortSignal, seal?: ChunkSeal): Promise<string> {
   const known = refOf(ref);

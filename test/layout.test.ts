@@ -71,6 +71,11 @@ test('no file has more than 1,000 lines', () => {
   expect(files.filter((file) => textOf(file).split('\n').length > 1000)).toEqual([]);
 });
 
+test('editors can show every tag: TypeScript takes a link that begins one for a type', () => {
+  for (const file of files)
+    expect([file, textOf(file).match(/@(?:throws|returns|param \w+) \{@link/g)]).toEqual([file, null]);
+});
+
 test.each(['technocore-rpc', 'parley', 'vendor'])(
   'what %s reaches imports no Node builtin, and no customer',
   (entry) => {
