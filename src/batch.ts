@@ -1,6 +1,6 @@
 /**
- * Shared writes: requests that wait to be written to one mailbox go there together, as one JSON-RPC batch. Those of one
- * moment go at once; those that come while a write is under way go with the next.
+ * Shared writes: requests that wait to be written to one mailbox are written together, as one JSON-RPC batch. Those made
+ * in the same moment are written at once; those made while a write is under way go into the next one.
  *
  * @module
  */
@@ -11,15 +11,15 @@ import { MAX_TEXT, metaIn } from './frames.ts';
 import { budgetOf, sharedOf, type Transport } from './http.ts';
 import { getOrMake } from './maps.ts';
 
-/** Most members of a batch. */
+/** The most members of a batch. */
 const MAX_MEMBERS = 64;
 
-/** Frames of one message. */
+/** The frames of one message. */
 class Fill<T extends { readonly text: string }> {
   readonly members = new Set<T>();
   #chars = 1;
 
-  /** Adds a frame if the array then still fits a message; the first always does, if need be bare. */
+  /** Adds a frame if the array still fits into a message. The first one is always added: it can go without the array. */
   add(member: T): boolean {
     const chars = this.#chars + member.text.length + 1;
     if (this.members.size > 0 && (chars > MAX_TEXT || this.members.size === MAX_MEMBERS)) return false;
@@ -35,7 +35,7 @@ class Fill<T extends { readonly text: string }> {
   }
 }
 
-/** Frames in their order, in as few messages as they fit into. */
+/** Packs frames, in order, into messages that each hold as many as fit. */
 export function packed(texts: readonly string[]): string[][] {
   const fills: Fill<{ text: string }>[] = [];
   for (const text of texts) {
@@ -48,7 +48,7 @@ export function packed(texts: readonly string[]): string[][] {
   return fills.map(({ members }) => [...members].map(({ text }) => text));
 }
 
-/** Whether a request may share its message: those of MCP never do, whose servers refuse an array as a whole. */
+/** Whether a request may share a message. Those of MCP never do: MCP servers refuse an array as a whole. */
 export function isBatchable(method: string, params: unknown): boolean {
   const names = Object.keys(metaIn(params));
   return !isMcpMethod(method) && !names.some((name) => name.startsWith('io.modelcontextprotocol/'));
@@ -65,11 +65,11 @@ interface Waiting {
 /** A message that waits to be written. */
 interface Planned {
   readonly fill: Fill<Waiting>;
-  /** Tells the budget that it waits no more. */
+  /** Tells the budget that it no longer waits. */
   readonly withdraw: () => void;
 }
 
-/** The frames of one key on their way to one mailbox. */
+/** Writes the frames of one key to one mailbox. */
 class Batcher {
   readonly #t: Transport;
   readonly #name: string;
@@ -116,7 +116,7 @@ class Batcher {
       if (late) return waiting.reject(late);
       if (this.#isWriting) return;
       this.#isWriting = true;
-      // After those that come at the same moment.
+      // In a microtask, so that all requests of the same moment get into the message.
       queueMicrotask(() => void this.#write());
     });
   }
@@ -131,7 +131,7 @@ class Batcher {
       next.withdraw();
       const members = [...next.fill.members];
       const texts = members.map(({ text }) => text);
-      // For as long as anybody waits for it.
+      // Aborted when none of those who share the message waits any more.
       const stop = new AbortController();
       let left = members.length;
       const leaving = members.map(({ signal }) =>
@@ -157,11 +157,11 @@ class Batcher {
 const BATCHERS = {};
 
 /**
- * Sends a request in the message that the next ones to the same place share.
+ * Sends a request in a message that it shares with others.
  *
- * @param name of key, mailbox and reply room: only what agrees in all of them is sent together
- * @throws RateLimited its turn would come after its deadline; nothing was sent
- * @throws what the write throws, to all that shared it; the signal's reason
+ * @param name key, mailbox and reply mailbox: only requests that agree in all three share a message
+ * @throws {@link RateLimited} if its turn would come after its deadline; nothing was sent
+ * @throws what the write throws, for all who share it; the signal's reason
  */
 export function sendBatched(t: Transport, name: string, channel: Channel, text: string, o: SendOptions): Promise<Sent> {
   const batchers = sharedOf(t, BATCHERS, () => new Map<string, Batcher>());

@@ -1,6 +1,6 @@
 /**
- * Conversations: the life of a request from the cursor that is read before it is written to its answer, or to the error that
- * says what happened.
+ * Conversations: the life of a request, from placing the read cursor before it is written, to its answer or to the error
+ * that says what happened.
  *
  * @module
  */
@@ -18,43 +18,48 @@ import { checkSigner } from './rooms.ts';
 import type { Signer } from './signer.ts';
 import { FRAME_MEMBER, MAX_SPILLED, spilledBytes } from './spill.ts';
 
-/** How long an answer is waited for, unless told otherwise, ms; signs of life extend that to so many times as much. */
+/** The default timeout of a call, ms. */
 const TIMEOUT_MS = 30_000;
+/** To how many times the timeout signs of life can extend it. */
 const MAX_TIMES = 10;
 /**
- * How much of a call's time its write must leave for the answer: a share, and at most so many ms. A server has no larger
- * budget than we have, so that where our write has to wait, its own will.
+ * The share of a call's time, and the most ms, that its write must leave for the answer. A server has no larger budget
+ * than we have: where our write has to wait, its write will have to as well.
  */
 const ANSWER_SHARE = 0.25;
 const ANSWER_MS = 10_000;
-/** How far ahead of our clock a nonce may be that a server asks for, ms: a day, as for those that the service asks for. */
+/** How far ahead of our clock a nonce may be that a server asks for, ms: as for those that the service asks for. */
 const MAX_AHEAD_MS = 86_400_000;
-/** Most spilled answers that one call looks at, of one key, and most keys. */
+/** The most spilled answers of one key that a call looks at. */
 const MAX_SPILLED_FRAMES = 4;
+/** The most keys whose spilled answers a call looks at. */
 const MAX_SPILLERS = 16;
 
-/** What a conversation makes of a frame that reached it: the end, a sign of life (good for so many ms), or nothing of its own. */
+/**
+ * What a frame means to a conversation: its end (`done`), a sign of life that extends the timeout once (`alive`) or by so
+ * many ms (a number), or nothing (undefined).
+ */
 export type Taken = 'done' | 'alive' | number | undefined;
 
-/** What is done with what comes, beyond the request itself. */
+/** How the answers to a request are handled. */
 export interface Handling {
-  /** Gets responses with the request's id, and every notification of the peer's; what it throws ends the call. */
+  /** Gets responses with the request's id, and every notification of the peer. What it throws ends the call. */
   take(frame: JsonObject, kind: 'response' | 'notification'): Taken;
-  /** How long signs of life can extend the timeout, ms; default ten times as long. */
+  /** To how much signs of life can extend the timeout, ms; default ten times the timeout. */
   maxMs?: number | undefined;
-  /** Whether the other side is known to read requests that are too large for a message. */
+  /** Whether the other side is known to read requests that are too long for a message. */
   spills?: boolean;
-  /** Told the request's id just before it is written. */
+  /** Called with the request's id just before it is written. */
   begin?: (id: string) => void;
-  /** Told that it was written, or may have been. */
+  /** Called when it was written, or may have been. */
   written?: () => void;
 }
 
 /**
- * Sends a request and hands what the other side sends about it to `take`, until that says it is done.
+ * Sends a request, and passes what the other side sends about it to `take` until that returns `done`.
  *
  * @internal
- * @throws as `call`
+ * @throws what `call` throws
  */
 export async function converse(
   to: string | Channel,
@@ -76,7 +81,7 @@ export async function converse(
   await new Conversation(t, { to, method, params }, signer, o, handling).run();
 }
 
-/** What is asked, and whom. */
+/** What is asked, and of whom. */
 interface Asked {
   readonly to: string | Channel;
   readonly method: string;
@@ -84,9 +89,10 @@ interface Asked {
 }
 
 /**
- * The length of the shortest message that a request can be, with an id that could be minted: known before anything is sent.
+ * The least length of the message for a request, with the shortest id that we could give it. Checked before anything is
+ * sent.
  *
- * @throws FrameTooLong none that can be sent
+ * @throws {@link FrameTooLong} if even that cannot be sent
  */
 function shortestOf({ to, method, params }: Asked, signer: Signer, o: CallOptions, spills: boolean): number {
   const reads = !isChannel(to) || to.spill !== undefined;
@@ -98,10 +104,10 @@ function shortestOf({ to, method, params }: Asked, signer: Signer, o: CallOption
   return MAX_TEXT;
 }
 
-/** How long is waited. Counted by sleeping: a clock that is set meanwhile neither ends a call nor prolongs it. */
+/** The timeout of a call. Counted by sleeping, so that setting the clock neither ends a call nor prolongs it. */
 class Patience {
   readonly begun: number;
-  /** When it ends, by the clock as it stands, ms. */
+  /** When it ends, ms, by the clock as it is set now. */
   deadline: number;
   readonly #clock: Clock;
   readonly #timeoutMs: number;
@@ -112,7 +118,7 @@ class Patience {
   #extension: AbortController | undefined;
 
   /**
-   * @param soon called a little before the end, which comes at the clock time `by` unless it is put off
+   * @param soon called a little before the end, with the clock time at which that comes unless it is extended
    * @param over called at the end
    */
   constructor(
@@ -133,7 +139,7 @@ class Patience {
     void this.#endAfter(timeoutMs, stop, () => !this.#extension);
   }
 
-  /** Puts the end off: `ms` from now, and never more than the most in all. */
+  /** Moves the end to `ms` from now, but never beyond `maxMs` from the beginning. */
   extend(ms: number): void {
     if (!this.#extension) void this.#endAfter(this.#maxMs - this.#timeoutMs, this.#stop);
     this.#extension?.abort(OVER);
@@ -142,7 +148,7 @@ class Patience {
     this.deadline = this.#clock.now() + ms;
   }
 
-  /** Nothing is waited for any more. */
+  /** Cancels what an extension waits for. */
   stop(): void {
     this.#extension?.abort(OVER);
   }
@@ -169,17 +175,17 @@ class Conversation implements Waiting {
   readonly #o: CallOptions;
   readonly #handling: Handling;
   readonly #timeoutMs: number;
-  /** Characters that the request takes of a message. */
+  /** The characters that the request takes of a message, at least. */
   readonly #chars: number;
   readonly #retries: number;
-  /** Aborts with what ends the conversation otherwise than it should. */
+  /** Aborts with the error that ends the conversation. */
   readonly #stop: AbortController;
   readonly #forget: () => void;
   readonly #patience: Patience;
-  /** Resolves once the answer was taken. */
+  /** Resolves once the answer has been taken. */
   readonly #finished: Promise<void>;
   #finish!: () => void;
-  /** Known once the identity is that names the mailbox. */
+  /** Known once the identity that names the mailbox has been read. */
   #line!: Line;
   #room: string;
   #id: string;
@@ -188,14 +194,18 @@ class Conversation implements Waiting {
   #attempt = 0;
   /** Ends the pause before the next attempt. */
   #pause: AbortController | undefined;
+  /** The answer to the present attempt may be lost. */
   #isLost = false;
+  /** The request has been signed anew once, as the server asked. */
   #isAnew = false;
   #sent: Sent | undefined;
-  /** What is the matter if no answer comes: a write of which nothing is known, a key that may not answer and did, what the mailbox’s server says of itself. */
+  /** If no answer comes, thrown instead of a timeout: a write that may have landed, or an answer that cannot be read. */
   #doubt: unknown;
+  /** If no answer comes, its cause: another key answered. */
   #impostor: TechnocoreError | undefined;
+  /** What the server of the mailbox last said in its presence note. */
   #seen: Presence | undefined;
-  /** Spilled answers that were looked at, by who sent them. */
+  /** How many spilled answers were looked at, by sender. */
   readonly #spilled = new Map<string, number>();
 
   constructor(t: Transport, asked: Asked, signer: Signer, o: CallOptions, handling: Handling) {
@@ -238,7 +248,7 @@ class Conversation implements Waiting {
       this.#line = line;
       this.#room = channel.room;
       this.#isShared = o.batch === true && replyTo !== undefined && isBatchable(method, params);
-      // Answers are as long as their requests, for all that is known.
+      // For lack of better knowledge, the answer is expected to be as long as the request.
       ends.push(await inbox.enter(channel, this.#isShared ? this.#chars / MAX_TEXT : 1, signal));
       const id = this.#id || inbox.mint(this.#signer, line.epoch());
       this.#id = id;
@@ -249,7 +259,7 @@ class Conversation implements Waiting {
       inbox.wait(id, this);
       ends.push(() => inbox.forget(id));
       this.#handling.begin?.(id);
-      // Where the answer is written out of our own budget, it counts from now on.
+      // If the server is in this process, the answer is written out of our own budget: announce it now.
       if (!this.#isShared && replyTo !== undefined && isServedHere(t, this.#room)) {
         ends.push(budgetOf(t, 'write').announce(`to ${replyTo}`));
       }
@@ -266,23 +276,23 @@ class Conversation implements Waiting {
     }
   }
 
-  /** Writes the request, again where that is wanted and no answer comes, until it is answered. */
+  /** Writes the request, and again as often as wanted while no answer comes, until it is answered. */
   async #ask(): Promise<void> {
     const { clock, onEvent } = this.#t;
     const [room, id] = [this.#room, this.#id];
-    // The service takes five copies of a text a minute, from anybody.
+    // The service takes only five copies of a text a minute.
     const interval = Math.max(this.#timeoutMs / (this.#retries + 1), this.#retries > 4 ? 15_000 : 0);
     for (; this.#attempt <= this.#retries; this.#attempt++) {
       try {
         const sending = this.#send();
         sending.catch(() => {});
-        // The answer may be here before the word that the request arrived; and that may never come.
+        // The answer may come before the response to the write, and that may never come.
         const arrived = await Promise.race([sending, this.#finished]);
         if (!arrived) return;
         this.#sent = arrived;
         this.#doubt = undefined;
       } catch (cause) {
-        // It may have arrived all the same: the answer would tell.
+        // If it may have landed, the answer would tell: wait for it.
         if (TechnocoreError.is(cause) && cause.code === 'may_have_landed') this.#doubt = cause;
         else if (this.#attempt === 0 || this.#stop.signal.aborted) throw cause;
         else onEvent({ kind: 'retry', room, id, cause, afterMs: interval });
@@ -305,14 +315,16 @@ class Conversation implements Waiting {
     const { channel, replyTo } = this.#line;
     const now = this.#t.clock.now();
     const end = Math.min(this.#patience.deadline, now + this.#timeoutMs);
-    // Where it is late already, the answer gets half of what is left.
+    // If little time is left, the answer gets half of it.
     const by = end - Math.min(this.#timeoutMs * ANSWER_SHARE, ANSWER_MS, (end - now) / 2);
     const how = { signal: this.#stop.signal, deadline: by };
     if (!this.#isShared) return channel.send(this.#text, how);
     return sendBatched(this.#t, `${this.#signer.did} ${this.#room} ${replyTo}`, channel, this.#text, how);
   }
 
-  /** Signs and sends the request anew: our clock is behind, and the server too young to know what else we signed then. */
+  /**
+   * Signs and sends the request anew: our clock is behind, and the server cannot know what was signed before it began.
+   */
   async #sendAnew(nonce: string): Promise<void> {
     const { clock, onEvent } = this.#t;
     const [room, id] = [this.#room, this.#id];
@@ -322,7 +334,7 @@ class Conversation implements Waiting {
       await this.#signer.raiseNonce(room, nonce, clock);
       this.#sent = await this.#send();
     } catch (cause) {
-      // Of what was sent meanwhile, an answer may still come.
+      // An answer to what was sent meanwhile may still come.
       if (this.#attempt === 0) this.#stop.abort(cause);
       else onEvent({ kind: 'retry', room, id, cause, afterMs: 0 });
     }
@@ -333,7 +345,7 @@ class Conversation implements Waiting {
   take(frame: JsonObject, kind: 'response' | 'notification' | 'spilled', from: string, at?: number): void {
     const [room, line] = [this.#room, this.#line];
     if (from === line.channel.self) return;
-    // Another call may have pinned it meanwhile.
+    // Another call may have pinned the peer meanwhile.
     line.peer ??= line.pins.get(room);
     if (line.peer !== undefined && from !== line.peer) {
       if (kind === 'notification') return;
@@ -350,7 +362,7 @@ class Conversation implements Waiting {
     try {
       const taken = this.#handling.take(frame, kind);
       if (taken === undefined) return;
-      // A sign of life proves nothing: whoever read the request can send one.
+      // A sign of life does not pin the peer: anybody who read the request can send one.
       if (taken !== 'alive') pin(line, from);
       if (taken === 'done') this.#finish();
       else this.#patience.extend(taken === 'alive' ? this.#timeoutMs : taken);
@@ -359,7 +371,10 @@ class Conversation implements Waiting {
     }
   }
 
-  /** What the answer was is lost to us. The kept one comes for the same request; without another try it is an error. */
+  /**
+   * The answer may be among lost messages. The next attempt gets the one that the server kept; without one it is an
+   * error.
+   */
   lost(cause: unknown): void {
     this.#isLost = true;
     if (this.#attempt < this.#retries) this.#pause?.abort(OVER);
@@ -374,7 +389,7 @@ class Conversation implements Waiting {
     const { channel, peer } = this.#line;
     const [room, id, { signal }] = [this.#room, this.#id, this.#stop];
     const count = this.#spilled.get(from) ?? 0;
-    // What others send takes nothing from the one whose answer it is.
+    // Counted by key, so that others cannot use up what the right one may send.
     if (!channel.spill || count >= MAX_SPILLED_FRAMES || (count === 0 && this.#spilled.size >= MAX_SPILLERS)) return;
     this.#spilled.set(from, count + 1);
     try {
@@ -389,14 +404,14 @@ class Conversation implements Waiting {
       if (signal.aborted) return;
       this.#t.onEvent({ kind: 'refused', id, room, from, reason: 'a spilled answer that cannot be read', cause });
       if (from === peer) this.lost(cause);
-      // While anybody may answer, another one still may.
+      // While the peer is not known, the right answer may still come from another key.
       else this.#doubt ??= cause;
     }
   }
 
   // --- what if nothing comes
 
-  /** What the server says of itself, for the error that is due soon. */
+  /** Reads the server's presence note, for the timeout that is due soon. */
   async #lookFor(by: number): Promise<void> {
     const line: Line | undefined = this.#line;
     if (line?.replyTo !== undefined) this.#seen = await presenceOf(this.#t, this.#room, line.peer, by);
@@ -435,14 +450,15 @@ class Conversation implements Waiting {
   }
 }
 
-/** What a caller can do about a server that is slow, or not there yet. */
+/** Advice to callers of a server that is not there yet, or is slow. */
 const AGAIN = 'the option retry repeats the request';
 const PATIENCE = `the option timeoutMs allows more time, and ${AGAIN}`;
 
 /**
- * The nonce above which a server wants the same request signed, which it refused because it may be old.
+ * The nonce above which a server asks us to sign the request again, because it refused it as possibly old.
  *
- * @param at when the refusal came, ms: a server began before that, so a later nonce is somebody's who wants us to sign ahead
+ * @param at when the refusal was written, ms. A server began before that, so a later nonce is an attempt to make us sign
+ * ahead
  */
 function nonceAsked({ error }: JsonObject, now: number, at: number = now): string | undefined {
   const { code, data } = isObject(error) ? error : {};

@@ -90,31 +90,32 @@ export const PROBES_MS: readonly number[] = [175, 290];
 const EXPECT_MS = 1500;
 /** How long after the first of two parked reads the second is parked, ms: half a step. */
 export const STAGGER_MS = 250;
-/** How far from that the two may come, ms, by what holds us up now and then. */
+/** How far the two may drift from that, ms. */
 const DRIFT_MS = 50;
-/** A second read that is answered early is one too many for this address; how long it stays away, ms. */
+/** How long the second read is left out after it was answered early, as one read too many for this address, ms. */
 const STAGGER_PAUSE_MS = 600_000;
-/** Shares of the read budget that must be left for a probe and for a second parked read. */
+/** The share of the read budget that must be left for a probe. */
 const PROBE_SHARE = 0.25;
+/** The share of the read budget that must be left for a second parked read. */
 const STAGGER_SHARE = 0.4;
-/** A warm cursor older than this is not worth the backlog, ms. */
+/** The age up to which a cursor that nobody used goes on where it was, ms. Beyond, the backlog is not worth reading. */
 const WARM_MS = 30_000;
 
 /**
- * In a burst each message would cost a read of its own: how long to let them gather, learned from how they come. Who
- * exchanges one message at a time never waits for it.
+ * How long to let messages gather before the next read, learned from how they come: in a burst, each message would
+ * otherwise cost a read. Those who exchange one message at a time never wait for it.
  */
 class Gathering {
-  /** Messages that a pause is to gather: ever more while they come, and no more than came when they do not. */
+  /** How many messages a pause should gather: rises while they come, and falls to what came when they do not. */
   #want = 1;
-  /** How far apart the messages of this burst come, ms. */
+  /** The time between two messages of this burst, ms. */
   #apart = 0;
   #isMeasured = false;
   #isOn = false;
   #wasShort = false;
   #pauseMs = 0;
 
-  /** The pause before the first read, ms: where so many answers are due, the very first is not worth one. */
+  /** The pause before the first read, ms: if many answers are due, the first one alone is not worth a read. */
   firstMs(expected: number): number {
     const apartMs = this.#isMeasured ? this.#apart * MARGIN : APART_MS;
     return expected >= MANY ? Math.min(expected * apartMs, PAUSE_MS) : 0;
@@ -123,9 +124,9 @@ class Gathering {
   /**
    * The pause before the next read, ms.
    *
-   * @param messages what the last one brought, at least one
+   * @param messages what the last read brought, at least one
    * @param took how long it was held, ms
-   * @param expected messages that are likely to come
+   * @param expected how many more are likely to come
    */
   pauseMs(messages: Message[], took: number, expected: number): number {
     const came = messages.length;
@@ -136,14 +137,14 @@ class Gathering {
     this.#isOn = expected >= (this.#want > 1 ? 2 : FEW);
     const isShort = this.#pauseMs > 0 && came <= this.#want / 2;
     if (!this.#isOn) this.#want = 1;
-    // Of answers it is known how many come; of requests only that there are ever more.
+    // How many answers are due is known; of requests, only that there are many.
     else if (came >= this.#want) this.#want = Math.min(Number.isFinite(expected) ? expected : 16 * came, MAX_GATHERED);
-    // Once may be because the other side gathers, too.
+    // Only the second time in a row: once may be because the other side gathers as well.
     else if (isShort && this.#wasShort) this.#want = came;
     this.#wasShort = isShort && !this.#wasShort;
     const gathered = Math.min(this.#want, expected);
     const wholeMs = gathered * this.#apart * MARGIN;
-    // A burst that is known to take long anyway bears longer pauses.
+    // In a burst that takes long anyway, longer pauses do no harm.
     const mostMs = this.#isMeasured ? Math.max(PAUSE_MS, Math.min(wholeMs / 4, MAX_PAUSE_MS)) : PAUSE_MS;
     const farMs = this.#isMeasured ? mostMs / WORTH : FAR_MS;
     this.#pauseMs = gathered > 1 && this.#apart < farMs ? Math.min(wholeMs, mostMs) : 0;
@@ -156,26 +157,28 @@ class Gathering {
   }
 }
 
-/** Messages for which no read is saved. */
+/** How many messages must be expected for a burst to begin. */
 const FEW = 5;
-/** A pause that is a little too long costs less than a read for the few that it missed. */
+/** A pause is made a little too long: that costs less than a read for the few that it would miss. */
 const MARGIN = 1.25;
-/** So many calls at once are a burst before the first answer comes; how far apart answers are until it is known, ms. */
+/** How many calls at once are a burst before the first answer comes. */
 const MANY = 16;
+/** The assumed time between two answers until it is known, ms. */
 const APART_MS = 4;
-/** Most messages that a pause between two reads is meant to gather. */
+/** The most messages that a pause between two reads is meant to gather. */
 const MAX_GATHERED = 64;
-/** Longest pause of a burst that is soon over, and of any, ms. */
+/** The longest pause of a short burst, ms. */
 const PAUSE_MS = 250;
+/** The longest pause of any burst, ms. */
 const MAX_PAUSE_MS = 1000;
-/** Two messages so far apart are no burst, ms. */
+/** Messages that are this far apart are no burst, ms. */
 const FAR_MS = 30;
-/** Messages that a pause must be likely to gather; fewer would not make up for its keeping the first one waiting. */
+/** How many messages a pause must be likely to gather, to make up for the wait of the first one. */
 const WORTH = 4;
 
 /**
- * The time between two messages, as it mostly is, ms: where both sides gather, they come in heaps. Where most are less than the
- * service's clock can tell apart, it is what they are on average, and at most a millisecond.
+ * The median time between two messages, ms: if both sides gather, messages come in heaps, which an average would blur. If
+ * the service's clock cannot tell most of them apart, the average, at most a millisecond.
  */
 function usualGap(messages: Message[]): number {
   const times = messages.map(({ ts }) => Date.parse(ts));
@@ -187,10 +190,10 @@ function usualGap(messages: Message[]): number {
 /** How to listen to a feed. */
 export interface Listening {
   signal?: AbortSignal | undefined;
-  /** Where to begin; default: what comes from now on. */
+  /** Where to begin; default: with messages that come from now on. */
   from?: Place | undefined;
   /**
-   * Whether messages come after writes that {@link Feed.nudge} tells of, so that it is better to look then than to park.
+   * Whether messages come after writes of which {@link Feed.nudge} tells, so that it is better to read then than to park.
    */
   nudged?: boolean;
 }
@@ -198,11 +201,11 @@ export interface Listening {
 interface Registration {
   readonly listener: Listener;
   readonly nudged: boolean;
-  /** Set while it lacks messages that the others have: where it stands. */
+  /** Its own place, while it lacks messages that the others have got. */
   behind: Place | undefined;
 }
 
-/** One room as all its listeners read it. */
+/** The feed of one room: one read loop for all its listeners. */
 export class Feed {
   readonly #t: Transport;
   readonly #cursor: RoomCursor;
@@ -212,15 +215,15 @@ export class Feed {
   #starting: Joint<void> | undefined;
   #place: Place | undefined;
   #idleSince = 0;
-  /** Views are taken one after the other, whichever read brought them. */
+  /** The last view being taken: views of different reads are taken one after the other. */
   #taking: Promise<unknown> = Promise.resolve();
-  /** Parking waits until then; `#wake` ends the wait early. */
+  /** Until when no read is parked, by the clock; `#wake` ends that early. */
   #holdUntil = 0;
   #wake: AbortController | undefined;
   #prober: AbortController | undefined;
   #nudged = false;
   #noStaggerUntil = 0;
-  /** When the first of two reads was parked. */
+  /** When the first of the two reads was parked. */
   #parkedAt = 0;
 
   constructor(t: Transport, room: string) {
@@ -239,14 +242,18 @@ export class Feed {
     return this.#listeners.size === 0;
   }
 
-  /** Which life of the room this is, for ids that must not outlive it. */
+  /** Changes whenever the room is recreated: part of ids that must not outlive it. */
   get epoch(): number {
     return this.#cursor.epoch;
   }
 
-  /** Resolves once no later message can be missed; what it returns ends the listening. */
+  /**
+   * Adds a listener. Resolves once no later message can be missed.
+   *
+   * @returns a function that removes it
+   */
   async listen(listener: Listener, { signal, from, nudged = false }: Listening = {}): Promise<() => void> {
-    // One listener may come again before it has left.
+    // A registration of its own, since a listener may be added again before it is removed.
     const registration: Registration = { listener, nudged, behind: from };
     this.#listeners.add(registration);
     const leave = (): void => {
@@ -257,7 +264,8 @@ export class Feed {
       this.#idleSince = this.#t.clock.now();
     };
     try {
-      // Whoever comes while the cursor is being placed waits for the same reads; anew, if all others have left by then.
+      // Listeners that come while the cursor is being placed wait for the same reads, or start them again if all others
+      // left.
       while (!this.#loop && this.#listeners.has(registration)) {
         if (!this.#starting || this.#starting.isOff) {
           registration.behind = undefined;
@@ -278,17 +286,19 @@ export class Feed {
     return leave;
   }
 
-  /** The end of the room was seen just now: who begins to listen need not look for it. */
+  /** Sets the place to the end of the room, which was seen just now, so that the next listener need not look for it. */
   sawEnd(place: Place): void {
     if (this.#loop || this.#starting) return;
     const { since } = this.#cursor;
-    // Without generations, what the cursor stands at is what tells a room from the one before it.
+    // Without generations, the message at the cursor is what tells a room from the one before it: keep it.
     if (since !== undefined && (place.generation === undefined || place.since < since)) return;
     this.#cursor.place = place;
     this.#idleSince = this.#t.clock.now();
   }
 
-  /** Another read of the room has shown that it was recreated: checks that before a read of ours hides it by having more. */
+  /**
+   * Another read of the room has shown that it was recreated: checks that before a read of ours hides it by having more.
+   */
   async recheck(signal: AbortSignal): Promise<void> {
     await this.#inTurn(async () => {
       const batch = this.#place && (await this.#cursor.restart(signal));
@@ -297,7 +307,7 @@ export class Feed {
   }
 
   /**
-   * Hands over what came between the place where one wants to begin and that where the others are, who go on meanwhile.
+   * Delivers to one listener what came between its own place and that of the others, who go on meanwhile.
    */
   async #catchUp(one: Registration, signal: AbortSignal | undefined): Promise<void> {
     const { clock } = this.#t;
@@ -309,10 +319,11 @@ export class Feed {
     while (one.behind && this.#listeners.has(one)) {
       const [since, epoch] = [this.#cursor.since, this.#cursor.epoch];
       const { value } = await retrying(this.#t, until, () => cursor.next(0, signal), signal);
-      // Between two views, so that where the others are is what they got.
+      // Between two views: then the others have got exactly what is before the common cursor.
       await this.#inTurn(() => {
         const end = this.#cursor.since!;
-        // The others may be in a room that was made meanwhile, and what was read of the one before.
+        // The room may have been recreated meanwhile: then what was read may be of the old one, and all of it is missing
+        // here.
         if (value?.gap?.reason === 'recreated') isRenewed = true;
         const isBefore = this.#cursor.epoch !== begun && !isRenewed;
         if (value) {
@@ -325,14 +336,14 @@ export class Feed {
     }
   }
 
-  /** Does something after all views that came are taken, and before the next. */
+  /** Runs something after the views that came before are taken, and before the next one is. */
   #inTurn<T>(run: () => T | Promise<T>): Promise<T> {
     const done = this.#taking.then(run);
     this.#taking = done.catch(() => {});
     return done;
   }
 
-  /** Something was written just now whose answer will come here: look when it can be there. */
+  /** Tells that something was written just now whose answer will come here: reads are made when it can be there. */
   nudge(): void {
     const loop = this.#loop;
     const { clock } = this.#t;
@@ -340,7 +351,7 @@ export class Feed {
     this.#holdUntil = clock.now() + (this.#affords(PROBE_SHARE) ? PROBES_MS.at(-1)! : 0);
     this.#wake?.abort(OVER);
     this.#nudged = true;
-    // One who waits alone is looked for in his time; among many, when it is somebody's.
+    // For one waiting call, probes are timed by its own write; with several, those under way do for all.
     if (this.#prober && this.#expected() > 1) return;
     this.#prober?.abort(OVER);
     const prober = new AbortController();
@@ -362,7 +373,7 @@ export class Feed {
         }
       }
     } catch {
-      // The parked read that follows finds what a probe could not.
+      // A failed probe does no harm: the parked read that follows gets the messages.
     }
   }
 
@@ -385,7 +396,7 @@ export class Feed {
     else if (this.#cursor.since === undefined || idle > WARM_MS || idle < 0) {
       await retrying(this.#t, clock.now() + PATIENCE_MS, () => this.#cursor.toTail(off), off);
     }
-    // A burst must not go before it is known what there is for it.
+    // The limits must be known before a burst of requests is sent.
     await orAbort(learned, off);
     this.#place = this.#cursor.place;
     if (this.#listeners.size === 0 || this.#loop) return;
@@ -424,13 +435,13 @@ export class Feed {
     }
   }
 
-  /** Waits with parking while a look is due sooner. */
+  /** Waits before parking a read while a probe is due soon. */
   async #hold(signal: AbortSignal): Promise<void> {
     const { clock } = this.#t;
     if (!rhythmOf(this.#t).coarse || ![...this.#listeners].every(({ nudged }) => nudged)) return;
     for (;;) {
       const ms = this.#holdUntil - clock.now();
-      // Longer than any hold: the clock was set back.
+      // Longer than any hold can be: the clock was set back.
       if (ms <= 0 || ms > EXPECT_MS) return;
       const { stop, forget } = following(signal);
       this.#wake = stop;
@@ -450,7 +461,7 @@ export class Feed {
     );
   }
 
-  /** The second parked read, half a step behind the first; ends when the service or the budget does not take it. */
+  /** Keeps the second parked read, half a step behind the first, until the service or the budget does not allow it. */
   async #second(signal: AbortSignal): Promise<void> {
     const { clock } = this.#t;
     try {
@@ -466,11 +477,11 @@ export class Feed {
       };
       for await (const goOn of poll(this.#t, step, { signal })) if (!goOn) return;
     } catch {
-      // What ends the first read for good ends the loop; this one is an extra.
+      // Failures are left to the first read, which ends the loop if they are final; this one is an extra.
     }
   }
 
-  /** One read; its value, if it brought anything, is how long to wait before the next one, ms. */
+  /** Reads once. The value, if the read brought anything, is how long to pause before the next one, ms. */
   async #read(waitMs: number, signal: AbortSignal): Promise<Polled<number>> {
     const { clock } = this.#t;
     const start = clock.now();
@@ -482,7 +493,7 @@ export class Feed {
       const batch = await this.#cursor.take(view, signal);
       if (batch) this.#deliver(batch);
       if (batch?.messages.length) return { value: this.#gathering.pauseMs(batch.messages, took, this.#expected()) };
-      // What another read of ours brought first was no early answer; what we knew when we asked is one.
+      // If another read of ours brought the messages first, this was no empty answer.
       if (view.messages.some(({ seq }) => seq > (view.since ?? 0))) return { value: 0 };
       return view.waitHeld === undefined ? {} : { held: view.waitHeld };
     });
@@ -504,7 +515,7 @@ export class Feed {
     this.#place = this.#cursor.place;
   }
 
-  /** Hands a batch to one listener. One that fails keeps nothing from the others, nor from itself. */
+  /** Delivers a batch to one listener. If it throws, neither others nor itself miss anything. */
   #hand(listener: Listener, messages: readonly Incoming[], gap: RingGap | undefined): void {
     const tell = (what: () => void): void => {
       try {
@@ -520,18 +531,17 @@ export class Feed {
 }
 
 const FEEDS = {};
-/** Rooms whose cursor is kept warm. */
+/** How many rooms have their cursor kept. */
 const MAX_FEEDS = 256;
 
-/** The one feed of a room on a transport. */
+/** The feed of a room on a transport; there is one. */
 export function feedOf(t: Transport, room: string): Feed {
   const feeds = sharedOf(t, FEEDS, () => new Map<string, Feed>());
   let feed = feeds.get(room);
   if (!feed) {
     feed = new Feed(t, room);
     feeds.set(room, feed);
-    // Forgetting an idle feed costs one read; one that runs is never forgotten, and those are as many as its users'
-    // calls.
+    // Forgetting an idle feed costs one read. One that runs is never forgotten: there are no more than our calls need.
     for (const [name, old] of feeds) {
       if (feeds.size <= MAX_FEEDS) break;
       if (old.idle) feeds.delete(name);

@@ -1,5 +1,5 @@
 /**
- * Inboxes: all conversations whose answers come through one channel, or into one reply room, listen there together.
+ * Inboxes: all conversations whose answers come through one channel, or into one mailbox, share one listener.
  *
  * @module
  */
@@ -15,23 +15,25 @@ import { fingerprint, isDid } from './names.ts';
 import type { Signer } from './signer.ts';
 import { FRAME_MEMBER } from './spill.ts';
 
-/** One conversation as the inbox knows it. */
+/** A conversation, as an inbox knows it. */
 export interface Waiting {
-  /** A response with its id, or any notification. */
+  /** Gets responses with the id of the conversation, and all notifications. */
   take(frame: JsonObject, kind: 'response' | 'notification' | 'spilled', from: string, at?: number): void;
+  /** Messages were lost, the answer perhaps among them. */
   lost(gap: RingGap): void;
+  /** No answer can come any more. */
   fail(cause: unknown): void;
 }
 
-/** All conversations whose answers come through one channel. */
+/** The conversations whose answers come through one channel, or into one mailbox. */
 export class Inbox {
-  /** In the ids that we mint: unlike that of any other client, also of an earlier run. */
+  /** A random part of the ids that we make, which tells them from those of other clients and of earlier runs. */
   readonly tag: string;
   readonly #t: Transport;
   readonly #waiting = new Map<string, Waiting>();
   #count = 0;
   #users = 0;
-  /** Messages in which their answers are likely to come. */
+  /** In how many messages the answers are likely to come. */
   #due = 0;
   #session: Session | undefined;
 
@@ -45,9 +47,10 @@ export class Inbox {
   }
 
   /**
-   * Resolves once no later answer can be missed; the first user starts to listen, the last to leave ends it.
+   * Adds a user. The first one starts the listening, the last one to leave ends it.
    *
-   * @param share of a message that the answer is likely to take, at most 1
+   * @param share the part of a message that the answer is likely to take, at most 1
+   * @returns a function by which the user leaves; once it is returned, no later answer can be missed
    */
   async enter(channel: Channel, share: number, signal: AbortSignal): Promise<() => void> {
     this.#users++;
@@ -70,7 +73,7 @@ export class Inbox {
     }
   }
 
-  /** Begins to listen; what an earlier listening, not over yet, still hears does not count. */
+  /** Begins to listen. What an earlier listener, which has not ended yet, still gets does not count. */
   #listen(channel: Channel): Session {
     const stop = new AbortController();
     let session: Session | undefined;
@@ -132,27 +135,27 @@ export class Inbox {
   }
 }
 
-/** One time of listening. */
+/** One stretch of listening. */
 interface Session {
   ready: Promise<() => void>;
   stop(): void;
 }
 
 /**
- * Whether a key may ask under an id: those that {@link call} mints name the key that does. Otherwise anybody could copy an
- * id out of a mailbox and have a question of his own answered to whoever waits for it.
+ * Whether a key may ask under an id. The ids that {@link call} makes name the key that asks: otherwise anybody could copy
+ * an id out of a mailbox, and the answer to his own request would go to whoever waits under that id.
  *
  * @internal
  */
 export function mayUseId(did: string, id: unknown): boolean {
   const minted = typeof id === 'string' ? /^([0-9a-f]{16})\.[\w-]{8}\.\d+\.\d+$/.exec(id) : null;
-  // Where identities are no DIDs, on a channel of two, there is nobody else.
+  // On a channel whose identities are not DIDs there are only two, and nobody else's id to copy.
   return minted === null || !isDid(did) || minted[1] === fingerprint(did);
 }
 
 const INBOXES = {};
 const channelInboxes = new WeakMap<Channel, Inbox>();
-/** Reply rooms remembered: a client has one. */
+/** How many mailboxes have their inbox kept: a client usually has one. */
 const MAX_INBOXES = 256;
 
 /** The inbox of a channel, or of all channels with one reply room. */
@@ -161,7 +164,7 @@ export function inboxOf(t: Transport, at: Channel | string): Inbox {
   const inboxes = sharedOf(t, INBOXES, () => new Map<string, Inbox>());
   let inbox = inboxes.get(at);
   if (!inbox) {
-    // An inbox in use lives on with its users; only what it would have had in common with later calls is lost.
+    // An inbox that is forgotten in use lives on with its users; later calls just do not share it.
     remember(inboxes, at, (inbox = new Inbox(t)), MAX_INBOXES);
   }
   return inbox;
