@@ -1,5 +1,5 @@
 /**
- * The way back: where the answers to a caller may go, and how they get there, in turns with those to others.
+ * The way back: where the answers to a caller may go, and how they get there, in turn with those to others.
  *
  * @module
  */
@@ -19,29 +19,30 @@ import { NEVER, type Regulars } from './turns.ts';
 /** The way back to one caller. */
 export interface Reply {
   send(text: string): Promise<void>;
-  /** The room it leads to; undefined on a channel. */
+  /** The mailbox to which it leads; undefined on a channel. */
   readonly room?: string;
-  /** Whether an answer that is too large may be put into notes for who reads there; default: yes. */
+  /** Whether an answer that is too long may be put into notes; default true. */
   readonly spills?: Promise<boolean>;
 }
 
-/** How long what waits may take, ms, before requests of newcomers are left, and of others all but a few of each. */
+/** How long the waiting answers may take to be written, ms, before further requests are dropped. */
 const MAX_BACKLOG_MS = 300_000;
+/** How many answers of a key that was answered before may wait all the same. */
 const MAX_OVERRUN = 4;
-/** Answers of one key that may wait before its refusals are left out. */
+/** How many answers of one key may wait before refusals to it are dropped. */
 const MAX_REFUSALS = 16;
-/** Share of the write budget that must be left for what may be left out. */
+/** The share of the write budget that must be left for writes that can be dropped. */
 const SPARE_SHARE = 0.5;
 
-/** What a request says of itself beside its params. */
+/** The `_meta` of a request. */
 const metaOf = (member: unknown): JsonObject => metaIn(isObject(member) ? member['params'] : undefined);
 
-/** Where members of a message want their answers, as the first of them says that says anything. */
+/** The reply mailbox that a message names: that of its first member that names one. */
 export function replyNamed(members: readonly unknown[]): unknown {
   return members.map((member) => metaOf(member)[REPLY_META]).find((room) => room !== undefined);
 }
 
-/** Who may say where answers go. */
+/** Options about where answers may go. */
 export interface AnsweringOptions {
   replyPolicy?: ((from: string, room: string) => boolean) | undefined;
   replyLimits?: ReplyLimits | undefined;
@@ -49,20 +50,20 @@ export interface AnsweringOptions {
 
 /** The answers of one server. */
 export class Answering {
-  /** Longest text of one message. */
+  /** The most characters of one message. */
   readonly limit: number;
   readonly #t: Transport;
   readonly #channel: Channel | undefined;
   readonly #room: string;
   readonly #policy: (from: string, room: string) => boolean;
-  /** Who was answered before whom. */
+  /** Which keys were answered, and in which order they first were. */
   readonly #regulars: Regulars;
   readonly #replies: ReplyRooms;
   readonly #outbox: Outbox;
   readonly #spilled: Spills;
-  /** Writes under way that might have been left out. */
+  /** How many writes that could have been dropped are under way. */
   #told = 0;
-  /** Aborts when what still waits is given up. */
+  /** Aborts when what still waits is abandoned. */
   readonly #given = new AbortController();
 
   constructor(
@@ -85,16 +86,16 @@ export class Answering {
     this.#spilled = new Spills(t, signer);
   }
 
-  /** Gives up what is not written yet. */
+  /** Abandons what is not written yet. */
   close(cause: TechnocoreError): void {
     this.#given.abort(cause);
     this.#outbox.close(cause);
   }
 
   /**
-   * The way back to who wrote a message; undefined when there is none.
+   * The way back to the writer of a message; undefined if there is none.
    *
-   * @param named the room that the message names
+   * @param named the reply mailbox that the message names
    */
   async to(m: Incoming, named: unknown): Promise<Reply | undefined> {
     const channel = this.#channel;
@@ -106,7 +107,7 @@ export class Answering {
     }
     const room = await this.#replies.find(m.from, named);
     if (room === undefined || !this.#policy(m.from, room)) return undefined;
-    // Looked up while the handler runs.
+    // Not awaited: it is looked up while the handler runs.
     const admitted = this.#replies.admits(m.from, room);
     admitted.catch(() => {});
     let writes = 0;
@@ -115,7 +116,7 @@ export class Answering {
       if (proof && proof !== 'proved' && writes++ > 0) {
         throw new TechnocoreError('unproved', 'a reply room that may be somebody else’s gets one message a request');
       }
-      // A room that may be somebody else's gets no more than a line.
+      // Nothing is spilled for a mailbox that may be somebody else's.
       const put = async (text: string): Promise<Json> => {
         if (proof !== 'proved') throw new TechnocoreError('unproved', 'the key was never seen in its reply room');
         return this.#spilled.put(room, text, (lane, write) => this.#outbox.run(m.from, room, lane, write));
@@ -132,18 +133,18 @@ export class Answering {
     return { send, room, spills };
   }
 
-  /** The text of an answer as it goes back. One that is too large for where it goes is an error that says so. */
+  /** The text of an answer, or of an error if the answer is too long for its way. */
   async fitted(text: string, request: JsonObject, reply?: Reply): Promise<string> {
     const spills = text.length > this.limit && this.#spills(request) && ((await reply?.spills) ?? true);
     return fitted(text, request['id'] as Id, spills, this.limit);
   }
 
-  /** Whether the caller of a request reads answers that are too large for a message, and we can put them somewhere. */
+  /** Whether the caller reads answers from notes, and the channel allows it. */
   #spills(request: JsonObject): boolean {
     return metaOf(request)[SPILL_META] === true && (this.#channel === undefined || this.#channel.spill !== undefined);
   }
 
-  /** The text itself, or what stands for it after it was put where a larger one can be. */
+  /** The text itself, or if it is too long, the frame that names the notes into which it was put. */
   async #fit(text: string, put: (text: string) => Promise<Json>): Promise<string> {
     if (text.length <= this.limit) return text;
     try {
@@ -155,10 +156,10 @@ export class Answering {
   }
 
   /**
-   * Writes the answers to one message; what cannot be written is told, and kept for a repeat of the request.
+   * Writes the answers to one message. One that cannot be written is an event; the ledger keeps it for a repeat.
    *
-   * @param batch the batch that is answered; else the texts are those to a single request
-   * @returns whether all was written
+   * @param batch the batch that is answered; undefined for a single request
+   * @returns whether all were written
    */
   async write(reply: Reply, texts: string[], batch?: Json[]): Promise<boolean> {
     const retryAfterMs = (): number => Math.max(1000, Math.ceil(budgetOf(this.#t, 'write').delayMs(MAX_WRITES)));
@@ -174,14 +175,14 @@ export class Answering {
     return written;
   }
 
-  /** Whether there is enough for a write that may be left out: neither answers nor those that come next wait for it. */
+  /** Whether there is enough for a write that can be dropped, so that no answer has to wait for it. */
   get hasSpare(): boolean {
     const { left, perMinute = Number.POSITIVE_INFINITY } = budgetOf(this.#t, 'write');
-    // Those that have not asked the budget yet count as well.
+    // Those under way may not have asked the budget yet.
     return this.#outbox.isIdle && left - this.#told / perMinute >= SPARE_SHARE;
   }
 
-  /** Writes what might have been left out, as {@link write}. */
+  /** Writes something that could have been dropped. */
   async tell(reply: Reply, text: string): Promise<boolean> {
     this.#told++;
     try {
@@ -191,13 +192,16 @@ export class Answering {
     }
   }
 
-  /** Whether an answer would come too late for anybody, so that nothing need run for it: those from before have their turns. */
+  /**
+   * Whether so much waits that an answer would come too late, so that its request need not be run. A key that was
+   * answered before may have a few answers waiting all the same.
+   */
   isOverrun(from: string): boolean {
     if (this.#outbox.backlogMs <= MAX_BACKLOG_MS) return false;
     return this.#regulars.rank(from) === NEVER || this.#outbox.waitingFor(from) >= MAX_OVERRUN;
   }
 
-  /** Whether so much waits for a key that a refusal, which costs a write like any answer, is left out. */
+  /** Whether so much waits for a key that refusals to it, which cost a write like any answer, are dropped. */
   isCrowded(from: string): boolean {
     return this.#outbox.waitingFor(from) >= MAX_REFUSALS;
   }

@@ -1,6 +1,6 @@
 /**
- * What a server says for itself: the errors that no handler made, answers that are too large, and how the answers to one
- * message share as few as they fit into.
+ * What a server answers by itself: errors that no handler threw, errors for answers that are too long, and how the
+ * answers to one message are packed into as few messages as possible.
  *
  * @module
  */
@@ -17,7 +17,7 @@ export const DEADLINE = 1003;
 /** The caller is not allowed. */
 export const DENIED = 1004;
 
-/** Writes that the answers to one message may take: a spilled one takes up to seventeen. */
+/** The most writes for the answers to one message. A spilled answer takes up to seventeen. */
 export const MAX_WRITES = 32;
 
 export const denied = (id: Id): string => encodeLong(rpcError(id, DENIED, 'Denied'));
@@ -33,7 +33,7 @@ export const before = (id: Id, nonce: string): string =>
 export const interrupted = (id: Id): string =>
   encodeLong(rpcError(id, INTERRUPTED, 'Interrupted: begun, and whether it was done is not known'));
 
-/** The answer itself, or the error that says how long it would have been. */
+/** The answer if it fits or can be spilled, else an error that says how long it would have been. */
 export function fitted(text: string, id: Id, spills: boolean, limit: number): string {
   if (text.length <= limit) return text;
   if (!spills) return tooLarge(id, text.length, limit);
@@ -42,8 +42,8 @@ export function fitted(text: string, id: Id, spills: boolean, limit: number): st
 }
 
 /**
- * What a handler threw and what caused it, for the terminal of whoever runs the server: a stranger's words may stand in it,
- * and must do nothing there.
+ * What a handler threw, and its causes, as text for the operator's terminal. It may quote strangers, so control
+ * characters are blanked.
  */
 export function printable(thrown: unknown): string {
   const texts: string[] = [];
@@ -70,10 +70,10 @@ export function tooLarge(id: Id, chars: number, limit: number): string {
 }
 
 /**
- * Answers to a batch go back in as few messages as they fit into, those to a single request as it came: but in no more than
- * one message of a caller may cost us.
+ * The messages for the answers to one message. Answers to a batch are packed into as few as possible, and into no more
+ * than one message of a caller may cost us.
  *
- * @param retryAfterMs what those are told for whom there is no message left; their answers are kept for when they ask again
+ * @param retryAfterMs for the requests whose answers exceed that: they get the error busy, and the kept answer later
  */
 export function join(batch: unknown, texts: string[], retryAfterMs: () => number): string[] {
   if (!batch) return texts;

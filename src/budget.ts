@@ -1,6 +1,6 @@
 /**
- * The account of a budget that a server grants an address: so many requests a minute, refilled continuously, as many at
- * once as a minute holds. What the account cannot cover waits here instead of being refused there.
+ * Our own account of a budget that a server grants an address: so many requests a minute, refilled continuously, with as
+ * many at once as a minute has. Requests that it cannot cover wait here, instead of being refused there.
  *
  * @module
  */
@@ -14,11 +14,11 @@ export class Budget {
   readonly #bucket: 'read' | 'write';
   #perMinute: number | undefined;
   #isAssumed = false;
-  /** Below zero: that many requests have a turn in the future. */
+  /** The requests that can be made at once; if negative, so many have been promised a turn in the future. */
   #tokens = 0;
   #at: number;
   #blockedUntil = Number.NEGATIVE_INFINITY;
-  /** Requests that will want a turn and have not asked for it yet, by the queue they stand in. */
+  /** How many requests have announced that they will want a turn, by the queue in which they wait. */
   readonly #queues = new Map<string, number>();
 
   constructor(clock: Clock, bucket: 'read' | 'write') {
@@ -27,19 +27,19 @@ export class Budget {
     this.#at = clock.now();
   }
 
-  /** Requests a minute; undefined while the server has not said. */
+  /** Requests a minute; undefined while that is not known. */
   get perMinute(): number | undefined {
     return this.#perMinute;
   }
 
-  /** Share of the budget that is left, 0 to 1; 1 while it is not known. */
+  /** The share of the budget that is left, 0 to 1; 1 while the budget is not known. */
   get left(): number {
     if (this.#perMinute === undefined) return this.#clock.now() < this.#blockedUntil ? 0 : 1;
     this.#refill();
     return Math.max(0, this.#tokens) / this.#perMinute;
   }
 
-  /** The server said how many a minute it grants, and perhaps how many are left. */
+  /** Records how many requests a minute the server grants, and perhaps how many are left. */
   learn(perMinute: number, left: number = Number.POSITIVE_INFINITY): void {
     if (!(perMinute >= 1 && perMinute < 1e9)) {
       if (this.#isAssumed) this.#perMinute = undefined;
@@ -47,21 +47,23 @@ export class Budget {
       return;
     }
     this.#isAssumed = false;
-    // What was spent before anybody knew counts.
+    // What was spent before the budget was known counts.
     if (this.#perMinute === undefined) this.#tokens += perMinute;
     else this.#refill();
     this.#perMinute = perMinute;
     this.#tokens = Math.min(this.#tokens, perMinute, left);
   }
 
-  /** The server could not be asked: until it says, it is taken to grant so many a minute. */
+  /** Assumes a budget for a server that could not be asked, until it says what it grants. */
   assume(perMinute: number): void {
     if (this.#perMinute !== undefined) return;
     this.learn(perMinute);
     this.#isAssumed = true;
   }
 
-  /** The server refused one: nothing goes for `afterMs`, or a minute, after which every account by the minute is full. */
+  /**
+   * Records a refusal: no request is made for `afterMs`, at most a minute, after which every such budget is full again.
+   */
   refused(afterMs: number): void {
     this.#refill();
     this.#tokens = Math.min(this.#tokens, 0);
@@ -70,7 +72,8 @@ export class Budget {
 
   #refill(): void {
     const now = this.#clock.now();
-    // A clock that was set back refills nothing, and puts nothing off; one set forward refills no more than a whole budget.
+    // If the clock was set back, nothing is refilled, and nothing is put off. If forward, at most a whole budget is
+    // refilled.
     const ms = Math.max(0, now - this.#at);
     if (now < this.#at) this.#blockedUntil -= this.#at - now;
     this.#at = now;
@@ -78,7 +81,7 @@ export class Budget {
     else this.#tokens = Math.min(this.#perMinute, this.#tokens + (ms * this.#perMinute) / 60_000);
   }
 
-  /** How long the `n`-th request from now would wait for its turn, ms. */
+  /** How long the `n`th request from now would wait for its turn, ms. */
   delayMs(n: number = 1): number {
     this.#refill();
     const short = n - this.#tokens;
@@ -87,9 +90,9 @@ export class Budget {
   }
 
   /**
-   * Tells that a request will want a turn, after those before it in its queue.
+   * Announces that a request will want a turn, after those before it in its queue.
    *
-   * @returns it asks now, or never will
+   * @returns a function that takes the announcement back: when the request asks for its turn, or never will
    */
   announce(queue: string): () => void {
     count(this.#queues, queue, 1);
@@ -100,7 +103,7 @@ export class Budget {
     };
   }
 
-  /** How long `n` more requests in a queue would wait for the last one's turn, ms: the queues take turns. */
+  /** How long the last of `n` more requests in a queue would wait, ms. The queues take turns. */
   projectMs(queue: string, n: number = 1): number {
     const mine = (this.#queues.get(queue) ?? 0) + n;
     let turns = mine;
@@ -108,7 +111,9 @@ export class Budget {
     return this.delayMs(turns);
   }
 
-  /** The error for a turn that would come after `deadline`; one that can be had at once never does, however late it is. */
+  /**
+   * The error if a turn would come after `deadline`; undefined if not, or if it can be had at once, however late it is.
+   */
   tooLate(delayMs: number, deadline: number): RateLimited | undefined {
     const isLate = delayMs > 0 && this.#clock.now() + delayMs > deadline;
     if (!isLate) return undefined;
@@ -118,10 +123,10 @@ export class Budget {
   }
 
   /**
-   * Waits for a turn; turns come in the order of asking.
+   * Waits for a turn. Turns come in the order of asking.
    *
    * @param deadline clock time, ms, by which it must come
-   * @throws RateLimited at once, when it would come later; nothing is taken
+   * @throws {@link RateLimited} at once, if it would come later; nothing is taken then
    */
   async take(signal?: AbortSignal, deadline: number = Number.POSITIVE_INFINITY): Promise<void> {
     const delay = this.delayMs();

@@ -1,5 +1,5 @@
 /**
- * What is done with maps again and again: values made at first use, maps of bounded size, counts.
+ * Helpers for maps: values made at first use, maps of limited size, counts.
  *
  * @module
  */
@@ -15,14 +15,14 @@ export function getOrMake<K, V>(
   return value;
 }
 
-/** Sets a value in a map of bounded size, letting go of what was set first. */
+/** Sets a value in a map of limited size. If it is full, the entry that was set longest ago is dropped. */
 export function remember<K, V>(map: Map<K, V>, key: K, value: V, max: number): void {
   map.delete(key);
   map.set(key, value);
   if (map.size > max) map.delete(map.keys().next().value!);
 }
 
-/** Adds to the count of a key. One that comes to 0 is not kept. */
+/** Adds to the count of a key. A count of 0 is removed. */
 export function count<K>(counts: Map<K, number>, key: K, by: 1 | -1): void {
   const sum = (counts.get(key) ?? 0) + by;
   if (sum > 0) counts.set(key, sum);

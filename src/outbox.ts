@@ -1,6 +1,6 @@
 /**
- * The writes of a server in turns: each caller's answers after the other's, one at a time to a room, and no more under way
- * than the write budget can carry at once, so that a burst of one key makes nobody else wait for more than its turn.
+ * The writes of a server: the callers take turns, one write at a time goes to a room, and no more are under way than the
+ * write budget can carry at once. So a burst of one key makes nobody else wait for more than its own turn.
  *
  * @module
  */
@@ -11,7 +11,7 @@ import { type SigningKey, saySigned } from './rooms.ts';
 import { type Regulars, Turns } from './turns.ts';
 
 interface Waiting {
-  /** Of which one write is under way at a time: a room, or a note. */
+  /** The room or note to which it goes: one write at a time is under way to each. */
   readonly lane: string;
   write(): Promise<unknown>;
   resolve(): void;
@@ -21,8 +21,8 @@ interface Waiting {
 const PLAIN_STRING = /"[^"\\]*(?:\\.[^"\\]*)*"/g;
 
 /**
- * The same JSON in a spelling that nobody can guess: a few letters of its texts written as escapes. Undefined where there
- * are no letters, or no room.
+ * The same JSON in a spelling that nobody can guess: a few letters in its strings are written as escapes. Undefined if
+ * there are no letters, or the text would become too long.
  */
 export function respelled(text: string, random: (bytes: number) => Uint8Array): string | undefined {
   const places: number[] = [];
@@ -38,7 +38,9 @@ export function respelled(text: string, random: (bytes: number) => Uint8Array): 
   return [...text].map((c, i) => (chosen.has(i) ? `\\u00${c.charCodeAt(0).toString(16)}` : c)).join('');
 }
 
-/** Writes a frame; where others said the same text so often that the room takes no more of it, in another spelling. */
+/**
+ * Writes a frame. If the room refuses it because others wrote the same text too often, it is written in another spelling.
+ */
 export async function sayUnrefused(
   t: Transport,
   key: SigningKey,
@@ -55,7 +57,7 @@ export async function sayUnrefused(
   }
 }
 
-/** Writes under way at a time while the budget is not short. */
+/** How many writes are under way at a time while the budget is not short. */
 const MAX_WRITING = 8;
 /** Answers of one key that wait, and of all keys. */
 const MAX_OF_KEY = 256;
@@ -69,20 +71,20 @@ export class Outbox {
   readonly #lanes = new Set<string>();
   #closed: { reason: unknown } | undefined;
 
-  /** @param regulars who is not to wait for newcomers */
+  /** @param regulars the keys that do not have to wait for new ones */
   constructor(t: Transport, write: (room: string, text: string) => Promise<unknown>, regulars?: Regulars) {
     this.#t = t;
     this.#write = write;
     this.#turns = new Turns(MAX_WAITING, MAX_OF_KEY, regulars);
   }
 
-  /** How long all that waits will take, ms; 0 while nobody knows what the service grants. */
+  /** How long everything that waits will take, ms; 0 while it is not known what the service grants. */
   get backlogMs(): number {
     const { perMinute } = budgetOf(this.#t, 'write');
     return perMinute === undefined ? 0 : (this.#turns.waiting * 60_000) / perMinute;
   }
 
-  /** Whether what is given now is written at once, but for what is being written to the same room. */
+  /** Whether nothing waits, so that a write begins at once, unless one to the same room is under way. */
   get isIdle(): boolean {
     return this.#turns.waiting === 0;
   }
@@ -95,18 +97,18 @@ export class Outbox {
   /**
    * Writes `text` to `room` when it is the turn of `from`.
    *
-   * @throws TechnocoreError `outbox_full`: too much waits; nothing is written
-   * @throws what the write throws; what it was closed with
+   * @throws {@link TechnocoreError} `outbox_full` if too much waits; nothing is written then
+   * @throws what the write throws; the reason for which the outbox was closed
    */
   send(from: string, room: string, text: string): Promise<void> {
     return this.run(from, room, room, () => this.#write(room, text));
   }
 
   /**
-   * Runs another write that an answer to `from` needs, when it is its turn.
+   * Runs another write that an answer to `from` needs, when its turn comes.
    *
-   * @param room that the answer goes to
-   * @param lane of which no two are to be under way
+   * @param room the room to which the answer goes
+   * @param lane what must not have two writes under way
    * @throws as {@link send}
    */
   run(from: string, room: string, lane: string, write: () => Promise<unknown>): Promise<void> {
@@ -119,7 +121,7 @@ export class Outbox {
     });
   }
 
-  /** Writes nothing more: what waits is refused, with `reason`. */
+  /** Writes nothing more. What waits is rejected with `reason`. */
   close(reason: unknown): void {
     this.#closed = { reason };
     for (let turn = this.#turns.next(() => true); turn; turn = this.#turns.next(() => true)) turn[1].reject(reason);
@@ -127,7 +129,7 @@ export class Outbox {
 
   #next(): void {
     while (this.#lanes.size < MAX_WRITING) {
-      // Whoever asks the budget early holds a turn that another key may deserve more.
+      // Not earlier: a write that has asked the budget holds a turn that another key may deserve more.
       if (this.#lanes.size > 0 && budgetOf(this.#t, 'write').delayMs(2) > 0) return;
       const [, one] = this.#turns.next((_, { lane }) => !this.#lanes.has(lane)) ?? [];
       if (!one) return;

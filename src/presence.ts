@@ -1,9 +1,10 @@
 /**
- * Presence: a signed note by which callers tell a mailbox that nobody serves from one whose server is slow, and the lines
- * that keep an idle mailbox from being reaped. Both are written rarely, and when they do not matter to anybody else.
+ * Presence: a signed note by which callers tell a mailbox that nobody serves from one whose server is slow, and the
+ * messages that keep the service from deleting an idle mailbox. Both are written rarely, and when nobody else needs the
+ * budget.
  *
- * Anybody can write the note. One that does not verify counts as absent, and absent means that nothing is known: never that
- * nobody is there.
+ * Anybody can write the note. One that does not verify counts as absent, and an absent one means that nothing is known,
+ * never that nobody is there.
  *
  * @module
  */
@@ -16,52 +17,53 @@ import { readNote, setNote } from './notes.ts';
 import { readView, saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
-/** Time between two notes, ms: a three-hundredth of the write budget. */
+/** The time between two notes, ms. It takes a three-hundredth of the write budget. */
 const PERIOD_MS = 600_000;
-/** How long after its begin a server looks whether its mailbox is to be kept alive, ms. */
+/** How long after its start a server checks whether its mailbox must be kept alive, ms. */
 const SETTLE_MS = 10_000;
-/** How long a note says that its server is there, ms. */
+/** For how long a note says that its server is there, ms. */
 const VALID_MS = 3 * PERIOD_MS;
-/** How long before its time is up a call looks for the note of its server, ms. */
+/** How long before its timeout a call reads the note of its server, ms. */
 export const LOOK_MS = 3000;
-/** How long what was found is good for other calls to the same mailbox, ms. */
+/** For how long other calls to the same mailbox use what was read, ms. */
 const FOUND_MS = 5000;
-/** How long a server that ends tries to say so, ms. */
+/** How long a server that ends tries to write so, ms. */
 const GOODBYE_MS = 2000;
-/** Share of the write budget that must be left for a note or a line that can wait. */
+/** The share of the write budget that must be left for a write that can wait. */
 const SPARE_SHARE = 0.25;
-/** How long it can wait at most, and between two looks at the budget, ms. */
+/** How long such a write can wait, ms. */
 const DEFER_MS = PERIOD_MS;
+/** How often it looks at the budget meanwhile, ms. */
 const DEFER_STEP_MS = 30_000;
 
-/** Idle time after which a line is written to a mailbox that holds a single one, ms: the service keeps it for a day. */
+/** The idle time after which a mailbox with a single message gets another, ms. The service deletes it after a day. */
 const SINGLE_IDLE_MS = 3_600_000;
-/** The same for any other, which is kept for seven days. */
+/** The same for any other mailbox, which the service deletes after seven days. */
 const IDLE_MS = 5 * 86_400_000;
 
 // --- the note ----------------------------------------------------------------------------------------------------
 
-/** What a server said of itself. */
+/** What a presence note says. */
 export interface Presence {
   did: string;
-  /** When, by its own clock, ms. */
+  /** When it was written, by the server's clock, ms. */
   at: number;
-  /** For how long, ms; 0: it was about to end. */
+  /** For how long it counts, ms; 0 if the server was about to end. */
   validMs: number;
 }
 
-/** Whether what a server said of itself still stands. */
+/** Whether a presence note still counts. */
 export function isThere({ at, validMs }: Presence, now: number): boolean {
   return now <= at + validMs;
 }
 
-/** Where the presence note of a mailbox is: unlisted, and found by whoever knows the mailbox. */
+/** The address of a mailbox's presence note: it is not listed, and can be derived by those who know the mailbox. */
 export function presenceNote(mailbox: string): NotePath {
   const digest = toHex(sha256(utf8(mailbox)));
   return { ns: `rpc-here-${digest.slice(0, 2)}`, key: `p-${digest.slice(2, 16)}` };
 }
 
-/** The mailbox is signed and not shown: its name may be known to few. */
+/** What is signed. The note itself does not show the mailbox, whose name may be known to few. */
 const canonical = (mailbox: string, { did, at, validMs }: Presence): string =>
   `rpc-here|${did}|${mailbox}|${at}|${validMs}`;
 
@@ -77,12 +79,12 @@ const NEWEST = {};
 const MAX_FOUND = 256;
 
 /**
- * What the server of a mailbox said last, as far as its note can be believed.
+ * Reads the presence note of a mailbox.
  *
- * @param peer the only key whose word counts. While nobody knows whose mailbox it is, any key's does: whichever answered first
- * would be believed as well, and more would hang on its answer than on a hint that names it
- * @param deadline clock time, ms, by which the look must be over
- * @returns undefined: not known
+ * @param peer the only key whose note counts. While it is not known whose mailbox it is, any key's does: the first key
+ * that answers would be believed as well, and an answer matters more than a hint
+ * @param deadline clock time, ms, by which the read must be over
+ * @returns undefined if there is no note that counts
  */
 export async function presenceOf(
   t: Transport,
@@ -94,7 +96,7 @@ export async function presenceOf(
   const newest = sharedOf(t, NEWEST, () => new Map<string, number>());
   const now = t.clock.now();
   let look = found.get(mailbox);
-  // However many calls wait in vain, they look once.
+  // However many calls run into their timeouts, they read it once.
   if (!look || Math.abs(now - look.at) > FOUND_MS) {
     const { ns, key } = presenceNote(mailbox);
     look = { at: now, value: readNote(t, ns, key, { deadline, timeoutMs: LOOK_MS }).catch(() => undefined) };
@@ -103,7 +105,7 @@ export async function presenceOf(
   const value = await look.value;
   const presence = value === undefined ? undefined : presenceIn(mailbox, value);
   if (!presence || (peer !== undefined && presence.did !== peer)) return undefined;
-  // Older than one seen before: somebody put it back.
+  // A note that is older than one seen before was put back by somebody.
   const name = `${mailbox} ${presence.did}`;
   if (presence.at < (newest.get(name) ?? 0)) return undefined;
   remember(newest, name, presence.at, MAX_FOUND);
@@ -112,22 +114,22 @@ export async function presenceOf(
 
 // --- a served mailbox --------------------------------------------------------------------------------------------
 
-/** What is to be done for a mailbox while it is served. */
+/** What is done for a mailbox while it is served. */
 export interface Attending {
-  /** Whether its presence note is kept. */
+  /** Whether to maintain its presence note. */
   presence: boolean;
-  /** Whether a message came since this was last asked. */
+  /** Whether a message came since the last time this was called. */
   heard(): boolean;
   /**
-   * Told of another program that has the same key and says that it serves the mailbox, with when it said so, ms: at the start,
-   * where that may be the word of one that was killed, and once later.
+   * Called when another program with the same key says that it serves the mailbox, with the time of its note, ms: at the
+   * start, when it may be the note of a program that was killed, and once later.
    */
   onOther?(at: number): void;
-  /** When the server before this one said that it is there, if it was certainly ours. */
+  /** When the server before this one wrote the note, if it was certainly ours. */
   lastSaid?(): Promise<number | undefined>;
-  /** Told, before it is said that this server is there, when that is; waited for. */
+  /** Called, and awaited, before the note is written, with the time in it. */
   saying?(at: number): Promise<void>;
-  /** Whether the note is to say that nobody is there, when this server ends; default: yes. */
+  /** Whether to write that nobody is there when this server ends; default true. */
   isLast?(): boolean;
 }
 
@@ -136,7 +138,7 @@ const TOLD = {};
 
 const servedOf = (t: Transport): Map<string, number> => sharedOf(t, SERVED, () => new Map());
 
-/** Whether a mailbox is served through this very transport, out of whose budget its answers then are written. */
+/** Whether a mailbox is served through this very transport, so that its answers come out of our own budget. */
 export function isServedHere(t: Transport, mailbox: string): boolean {
   return servedOf(t).has(mailbox);
 }
@@ -150,11 +152,11 @@ export async function attend(
   { presence, heard, onOther, lastSaid, saying, isLast = () => true }: Attending,
 ): Promise<void> {
   const { ns, key } = presenceNote(mailbox);
-  // Of all servers of this mailbox here, one after the other: none takes the word of an earlier one for another program's.
+  // Shared by all servers of this mailbox here, so that none takes an earlier one's note for another program's.
   const times = sharedOf(t, TOLD, () => new Map<string, number>());
   const name = `${mailbox} ${signer.did}`;
   const tell = async (validMs: number, until: AbortSignal): Promise<void> => {
-    // Above all before it, so that whoever saw one of them believes this one.
+    // Later than all before it, so that those who saw an earlier one believe this one.
     const at = Math.max(Math.floor(t.clock.now()), (times.get(name) ?? 0) + 1);
     remember(times, name, at, MAX_FOUND);
     await saying?.(at);
@@ -167,11 +169,11 @@ export async function attend(
   const lookForOthers = async (): Promise<void> => {
     const value = await readNote(t, ns, key, { signal, timeoutMs: LOOK_MS }).catch(() => undefined);
     const said = value === undefined ? undefined : presenceIn(mailbox, value);
-    // Only who has the key can say more than we did.
+    // A later note than ours can only come from another program that has the key.
     if (said?.did !== signer.did || said.at <= (times.get(name) ?? 0) || said.validMs === 0) return;
-    // What was killed before us has said nothing since.
+    // The note of our own predecessor, which was killed.
     if (!told && said.at === (await lastSaid?.())) return;
-    // Where nothing was said since it should have been renewed, its server is gone.
+    // A note that should have been renewed by now is that of a server that is gone.
     if (!told && t.clock.now() - said.at > PERIOD_MS + 2 * SETTLE_MS) return;
     onOther?.(said.at);
     isAlone = !told;
@@ -197,7 +199,7 @@ export async function attend(
         await attempt(tell(VALID_MS, signal));
       }
       if (idle === undefined) {
-        // What is asked as soon as a server is there comes before what can wait.
+        // First serve what is asked as soon as the server is there.
         await t.clock.sleep(SETTLE_MS, signal);
         const { messages } = await readView(t, mailbox, { limit: 2 }, signal).catch(() => ({ messages: [] }));
         signal.throwIfAborted();
@@ -215,7 +217,7 @@ export async function attend(
     }
   } catch {
     count(served, mailbox, -1);
-    // A service that could not be reached just now keeps nobody who ends.
+    // If the service cannot be reached, do not try: it would only delay the end.
     if (!told || !isLast() || healthOf(t).failure) return;
     const { signal: until, end } = within(t, GOODBYE_MS);
     await attempt(tell(0, until));

@@ -1,6 +1,6 @@
 /**
- * How the room service answers and which lane a write takes: the words a client may rely on, and nothing about rooms or
- * notes themselves. Rules: wire sections 1, 3, 5 of the service.
+ * How the room service answers, and how a write is sent: the words on which a client may rely, and nothing about rooms or
+ * notes themselves. Rules: technocore.chat (basics, text in paths, errors).
  *
  * @module
  */
@@ -33,17 +33,17 @@ import {
   type Transport,
 } from './http.ts';
 
-/** What helps whoever meets no service at all. */
+/** Advice for the error when there is no service. */
 const WHERE =
   'the environment variable TECHNOCORE_URL or the option base selects another service; `npx technocore-rpc local` starts one';
 
-/** Longest URL sent, bytes: the public edge cuts at 16 KB. */
+/** The longest URL that is sent, bytes: the public service refuses more than 16 KB. */
 const MAX_URL = 16_000;
 
 /**
- * One request to the service; anything but a 200 becomes the typed error that it means.
+ * Sends one request to the service. Any status but 200 becomes the error that it stands for.
  *
- * @throws whatever {@link request} throws, and every error of the service's vocabulary
+ * @throws what {@link request} throws, and the errors for what the service answers
  */
 export async function ask(t: Transport, r: Request): Promise<Reply> {
   let reply: Reply;
@@ -63,7 +63,7 @@ export async function ask(t: Transport, r: Request): Promise<Reply> {
 
 const UNCACHED = {};
 
-/** A query member that no request had before: an edge may answer the same URL from its cache, our own write not in it. */
+/** A unique query member: a cache may answer a URL that it knows with what was there before our own write. */
 export function uncached(t: Transport): string {
   const counter = sharedOf(t, UNCACHED, () => ({ n: Math.floor(randomFloat(t.random) * 0x1_0000_0000) }));
   return `n=${counter.n++}`;
@@ -71,19 +71,19 @@ export function uncached(t: Transport): string {
 
 const LIMITS = {};
 const RELEARN_MS = 3_600_000;
-/** When it is asked again after it could not be, ms. */
+/** After how long a service that could not be asked is asked again, ms. */
 const RETRY_MS = 15_000;
-/** What the public service grants an address in a minute; taken for granted where a service cannot be asked. */
+/** What the public service grants an address in a minute; assumed for a service that cannot be asked. */
 const PUBLIC_READS = 120;
 const PUBLIC_WRITES = 30;
-/** How long the answer may take, ms: others wait for it. */
+/** How long the answer may take, ms. Requests wait for it. */
 const LEARN_MS = 2000;
 
 /**
- * Asks the service once an hour for its limits, so that budgets hold before they are refused. A service that does not say
- * has none that we know; one that cannot be asked has those of the public one until it can.
+ * Asks the service for its limits, once an hour, so that budgets are kept before requests are refused. A service that
+ * does not tell has no known limits; one that cannot be asked is assumed to have those of the public one until it can.
  *
- * @returns resolves when they are known, as far as they will be; never rejects
+ * @returns resolves once they are known as well as they will be; never rejects
  */
 export function learnLimits(t: Transport): Promise<void> {
   const known = sharedOf(t, LIMITS, () => ({
@@ -98,7 +98,7 @@ export function learnLimits(t: Transport): Promise<void> {
     budgetOf(t, 'read').assume(PUBLIC_READS);
     budgetOf(t, 'write').assume(PUBLIC_WRITES);
   });
-  // Only the first time does anybody have to wait for it.
+  // Later on, nobody has to wait: the old limits hold meanwhile.
   return (known.first ??= learned);
 }
 
@@ -111,7 +111,7 @@ async function askLimits(t: Transport): Promise<void> {
   budgetOf(t, 'write').learn(Number(limits['writes_per_minute_per_ip']));
 }
 
-/** The error a refusal stands for: by the tokens that later versions keep, then by status. */
+/** The error for a refusal: by the words that all versions of the service keep, else by its status. */
 function refusalOf(t: Transport, reply: Reply, bucket: 'read' | 'write'): TechnocoreError {
   const { status, text } = reply;
   let match: RegExpExecArray | null;
@@ -128,7 +128,7 @@ function refusalOf(t: Transport, reply: Reply, bucket: 'read' | 'write'): Techno
       if ((match = /^400 text too long: (\d+) characters, and the limit is (\d+)/.exec(text))) {
         return new FrameTooLong(Number(match[1]), Number(match[2]));
       }
-      // A refused nonce of which the rest was cut off, as far as can be told.
+      // Probably a refused nonce, of which the rest was cut off.
       if (/^400 nonce \d/.test(text) || '400 nonce '.startsWith(text))
         return new Unavailable('the answer was cut short');
       if (/^400 empty text/.test(text)) return new EmptyText();
@@ -148,7 +148,7 @@ function refusalOf(t: Transport, reply: Reply, bucket: 'read' | 'write'): Techno
   return failureOf(reply, bucket, t.clock);
 }
 
-/** The value that a 409 shows: after the line that announces its length, and exactly that long. */
+/** The value in a 409 response: after the line that announces its length, and exactly that long. */
 function currentValue(text: string): string | undefined {
   const match = /^current value follows \((\d+) chars\):\n([\s\S]*)$/m.exec(text);
   if (!match) return undefined;
@@ -157,22 +157,22 @@ function currentValue(text: string): string | undefined {
   return codePoints(value) === Number(length) ? value : undefined;
 }
 
-/** The two ways to write the same thing. */
+/** A write in both forms. */
 export interface Write {
-  /** GET form, already encoded. */
+  /** The path and query of the GET form, encoded. */
   path: string;
-  /** Its free text, which a URL parser may eat. */
+  /** The free text at its end, which a URL parser may remove. */
   text: string;
-  /** POST form. */
+  /** The path of the POST form. */
   postPath: string;
   body: Record<string, string | boolean>;
 }
 
 /**
- * The request for a write on the lane the options ask for: GET where it fits (many agents can do nothing else), POST
- * when the URL would be too long or its last segment is one that URL parsers remove.
+ * The request for a write, on the lane that the options ask for. By default GET (many agents can do nothing else), or
+ * POST if the URL would be too long or its last segment is one that URL parsers remove.
  *
- * @throws TechnocoreError `post_only`: `lane: 'get'`, and only POST can carry this text
+ * @throws {@link TechnocoreError} `post_only` if the lane is `get`, and only POST can carry this text
  */
 export function writeRequest(t: Transport, write: Write): Request {
   const fits = t.base.length + write.path.length <= MAX_URL && write.text !== '.' && write.text !== '..';

@@ -1,6 +1,7 @@
 /**
- * Whose turn it is among many keys, of which a stranger can make as many as he likes. Keys take turns, and so do the places
- * that they want something done in, of which he has fewer; and every second turn is one of those who were there before him.
+ * Whose turn it is among many keys, of which a stranger can make as many as he likes. Keys take turns; so do the places
+ * in which they want something done, of which a stranger has fewer; and every second turn goes to those who were served
+ * before.
  *
  * @module
  */
@@ -9,19 +10,22 @@ import { count } from './maps.ts';
 
 /** Keys remembered. */
 const MAX_REGULARS = 4096;
-/** How long a key is remembered that does not come again, ms, and how often one looks for such, when there are too many. */
+/**
+ * How long a key is remembered that does not come again, ms, and how often one looks for such, when there are too many.
+ */
 const ABSENT_MS = 86_400_000;
 const SWEEP_MS = 60_000;
 
-/** Who came before whom. */
+/** Which keys came before which. */
 export interface Ranks {
   /** The lower, the earlier it came; {@link NEVER} for one that did not. */
   rank(key: string): number;
 }
 
 /**
- * Keys that were served, in the order of their first time. One is noted only when something was really done for it, which
- * the budget bounds: so nobody can fill the list in a hurry; and a full one takes no newcomers rather than forget the others.
+ * The keys that were served, in the order in which they first were. A key is noted only when something was really done
+ * for it, which the budget limits, so that nobody can fill the list quickly. A full list takes no new keys rather than
+ * forget others.
  */
 export class Regulars implements Ranks {
   readonly #clock: Clock;
@@ -33,7 +37,7 @@ export class Regulars implements Ranks {
     this.#clock = clock;
   }
 
-  /** The key was served. */
+  /** Records that a key was served. */
   note(key: string): void {
     const at = this.#clock.now();
     const known = this.#known.get(key);
@@ -45,7 +49,7 @@ export class Regulars implements Ranks {
     return this.#known.get(key)?.rank ?? NEVER;
   }
 
-  /** Forgets those who stayed away. @returns whether there is room */
+  /** Forgets keys that stayed away. @returns whether there is room */
   #sweep(now: number): boolean {
     if (Math.abs(now - this.#swept) < SWEEP_MS) return false;
     this.#swept = now;
@@ -58,25 +62,25 @@ export class Regulars implements Ranks {
 export const NEVER: number = Number.POSITIVE_INFINITY;
 
 /**
- * How late a key came: 1 for the first, one more for each doubling of those before it, and most for those that never came.
- * A crowd is late, all of it, also once it was served: the larger it is, the later.
+ * How late a key came: 1 for the first, one more for each doubling of the keys before it, and the most for a key that was
+ * never served. All of a crowd is late, even once it has been served: the larger it is, the later.
  */
 const latenessOf = (rank: number): number => Math.min(Math.log2(2 + rank), LATEST);
 const LATEST = /* @__PURE__ */ Math.log2(2 * MAX_REGULARS);
 
-/** What newcomers may not have of anything that nobody gives back for others, as a part of the whole. */
+/** The part that new keys cannot have of anything that is not given up for others. */
 const KEPT_PART = 1 / 4;
 
 /**
- * How far something that nobody gives back for others may be filled by a key: wholly by the first that came, up to three
- * quarters by those that never came, however many, and in between the less the later; where there are enough for that. So
- * those who came before a crowd find a part that it could not take.
+ * How far a key may fill something that is not given up for others: completely, if it was the first that came; to three
+ * quarters, if it was never served, together with all such keys; between, the less the later it came. So those who came
+ * before a crowd find a part that the crowd could not take.
  */
 export function mostFor(rank: number, max: number): number {
   return Math.ceil(max * (1 - (KEPT_PART * (latenessOf(rank) - 1)) / (LATEST - 1)));
 }
 
-/** How many of those that wait, the earliest, share every second turn. */
+/** How many of the keys that wait, the earliest ones, share every second turn. */
 const SENIORS = 4;
 
 interface Waiting<T> {
@@ -89,17 +93,17 @@ export class Turns<T> {
   readonly #regulars: Ranks | undefined;
   readonly #max: number;
   readonly #perKey: number;
-  /** What waits of each key, and when that key had its last turn, or came. */
+  /** What waits of each key, and when that key had its last turn, or else came. */
   readonly #queues = new Map<string, { turn: number; readonly items: Waiting<T>[] }>();
-  /** Of each place that something waits for: how much, and when it had its last turn, or came. */
+  /** How much waits for each place, and when that place had its last turn, or else came. */
   readonly #places = new Map<string, { turn: number; waiting: number }>();
   #waiting = 0;
   #turn = 0;
 
   /**
-   * @param max most that wait
-   * @param perKey most of one key
-   * @param regulars who is not to wait for newcomers
+   * @param max the most that wait
+   * @param perKey the most that wait of one key
+   * @param regulars the keys that do not have to wait for new ones
    */
   constructor(max: number, perKey: number, regulars?: Ranks) {
     this.#regulars = regulars;
@@ -118,10 +122,10 @@ export class Turns<T> {
   }
 
   /**
-   * Adds one. Where too much waits already, the last of whoever has most of it gives way, as in {@link givesWay}.
+   * Adds one. If too much waits already, the last one of the key that has most gives way, as in {@link givesWay}.
    *
    * @param place where it is to be done
-   * @returns what waits no more; that may be the one given
+   * @returns the one that gives way, if any; it may be the one given
    */
   push(key: string, item: T, place: string = ''): T | undefined {
     if (this.waitingFor(key) >= this.#perKey) return item;
@@ -155,7 +159,7 @@ export class Turns<T> {
     return [key, this.#take(key, 0)];
   }
 
-  /** Takes one out. @returns whether it still waited */
+  /** Removes one. @returns whether it still waited */
   remove(key: string, item: T): boolean {
     const at = this.#queues.get(key)?.items.findIndex((one) => one.item === item) ?? -1;
     if (at >= 0) this.#take(key, at);
@@ -180,14 +184,16 @@ export class Turns<T> {
     return this.#regulars?.rank(key) ?? NEVER;
   }
 
-  /** Of the earliest comers, the one whose last turn is longest ago; undefined where none ever came before. */
+  /** Of the earliest keys that wait, the one whose last turn is longest ago; undefined if none was ever served. */
   #senior(ready: string[]): string | undefined {
     const known = ready.filter((key) => this.#rank(key) !== NEVER);
     if (known.length === 0) return undefined;
     return this.#rested(known.sort((a, b) => this.#rank(a) - this.#rank(b)).slice(0, SENIORS));
   }
 
-  /** The one of which neither key nor place had a turn for longest: neither many keys nor many places alone get more. */
+  /**
+   * The one whose key and place have both had no turn for the longest time: many keys or many places alone get no more.
+   */
   #rested(ready: string[]): string {
     const turnsOf = (key: string): [later: number, own: number] => {
       const own = this.#queues.get(key)!.turn;
@@ -212,21 +218,24 @@ export class Turns<T> {
   }
 }
 
-/** How much somebody has, and how early he came. */
+/** How much a key has, and how early it came. */
 interface Having {
   readonly own: number;
-  /** He, and all others that never came before if he is one of them: any number of these may be one. */
+  /** What it has; of a key that was never served, what all such keys have together, since they may all be one person. */
   readonly together: number;
   readonly rank: number;
 }
 
-/** Whether of two who have something the first is to give way: who has more, for how late he came; of equals the later comer. */
+/**
+ * Whether the first of two keys is to give way: the one that has more, weighted by how late it came; of equals, the
+ * later.
+ */
 function hasMore(a: Having, b: Having): boolean {
   const [wholeA, wholeB] = [a.together * latenessOf(a.rank), b.together * latenessOf(b.rank)];
   return wholeA !== wholeB ? wholeA > wholeB : a.own !== b.own ? a.own > b.own : a.rank > b.rank;
 }
 
-/** One who holds something for long. */
+/** Something that is held for long. */
 export interface Holder {
   readonly from: string;
   /** How early its key came: {@link Regulars.rank}. */
@@ -234,11 +243,11 @@ export interface Holder {
 }
 
 /**
- * Who gives up what it holds, when there is no more of it for a newcomer: the oldest of the key that holds most for how late
- * it came, where all that never came before hold together; of equals, of the latest comer.
+ * Who gives up what it holds when there is no more for a new one: the oldest of the key that holds most, weighted by how
+ * late it came (keys that were never served count together); of equals, of the latest.
  *
  * @param held in the order in which they came
- * @returns undefined: the newcomer gets none
+ * @returns undefined if nobody gives way, so that the new one gets nothing
  */
 export function givesWay<T extends Holder>(held: readonly T[], newcomer: Holder): T | undefined {
   const own = new Map<string, number>();
@@ -257,7 +266,7 @@ export function givesWay<T extends Holder>(held: readonly T[], newcomer: Holder)
   return most.from === newcomer.from || hasMore(havingOf(newcomer), havingOf(most)) ? undefined : most;
 }
 
-/** Something that is held for long, and of which there is only so much, of all keys and of one. */
+/** A limited number of seats that are held for long: in all, and for one key. */
 export class Seats {
   readonly #max: number;
   readonly #perKey: number;
@@ -269,10 +278,10 @@ export class Seats {
   }
 
   /**
-   * Takes one; when there are no more, that of whoever {@link givesWay}.
+   * Takes a seat; if there is none left, that of the one that {@link givesWay}.
    *
-   * @param giveUp called when somebody else gets it; it is not held any more by then
-   * @returns gives it back; undefined when the key has enough, or nobody gives way
+   * @param giveUp called when another key gets the seat, which is then no longer held
+   * @returns a function that gives it back; undefined if the key has its share, or nobody gives way
    */
   take({ from, rank }: Holder, giveUp: () => void): (() => void) | undefined {
     const held = [...this.#held];

@@ -1,6 +1,6 @@
 /**
- * What a server works on: tasks that its end waits for, messages that are not finished, and the place in the mailbox up to
- * which all are.
+ * What a server is working on: the tasks for which its end waits, the messages that are not finished, and the place in
+ * the mailbox up to which all are.
  *
  * @module
  */
@@ -10,10 +10,10 @@ import { compact } from './frames.ts';
 import type { Transport } from './http.ts';
 import type { CursorStore, Place } from './rooms.ts';
 
-/** Requests that came within so long of each other may be a burst, ms. */
+/** Within how much time requests must come to be a burst, ms. */
 const BURST_MS = 1000;
 
-/** A message that is worked on. */
+/** A message that is being worked on. */
 interface Unfinished {
   readonly from: string;
   readonly at: number;
@@ -21,10 +21,10 @@ interface Unfinished {
   tasks: number;
 }
 
-/** How the place is kept. */
+/** Where and how the place is saved. */
 export interface Keeping {
   store: CursorStore;
-  /** The oldest message that waits elsewhere. */
+  /** The `seq` of the oldest message that waits elsewhere. */
   oldest(): number | undefined;
 }
 
@@ -34,25 +34,26 @@ export class Underway {
   readonly #room: string;
   readonly #keeping: Keeping | undefined;
   readonly #tasks = new Set<Promise<unknown>>();
-  /** In the order of the room, by seq. */
+  /** By `seq`, in the order of the room. */
   readonly #unfinished = new Map<number, Unfinished>();
   #loading: Promise<Place | undefined> | undefined;
-  /** What the store has or gets next. */
+  /** The place that the store has, or gets next. */
   #kept: Place | undefined;
+  /** When the presence note was last written, as saved with the place. */
   #said: number | undefined;
   /** The last write to the store. */
   #written: Promise<unknown> = Promise.resolve();
   #saving: Promise<void> | undefined;
   #saved = -1;
 
-  /** @param keeping absent: the place is kept nowhere */
+  /** @param keeping absent if the place is not saved */
   constructor(t: Transport, room: string, keeping?: Keeping) {
     this.#t = t;
     this.#room = room;
     this.#keeping = keeping;
   }
 
-  /** The place that is kept, if there is one. */
+  /** The saved place, if there is one. */
   load(): Promise<Place | undefined> {
     return (this.#loading ??= (async () => {
       const kept = await this.#keeping?.store.load(this.#room);
@@ -64,24 +65,24 @@ export class Underway {
     })());
   }
 
-  /** Keeps a place, if one is to be kept; rejects with what the store throws. */
+  /** Saves a place, if it is to be saved. Rejects with what the store throws. */
   async keep(place: Place): Promise<void> {
     if (!this.#keeping) return;
     const { store } = this.#keeping;
     this.#kept = place;
-    // One after the other, each with what holds by then: the last one stays.
+    // One after the other, each with the values of its time, so that the last one stays.
     const written = this.#written.then(() => store.save(this.#room, compact({ ...this.#kept!, said: this.#said })));
     this.#written = written.catch(() => {});
     await written;
   }
 
-  /** When the server that kept the place said that it is there; undefined: not known. */
+  /** When the server that saved the place last wrote the presence note; undefined if that is not known. */
   async lastSaid(): Promise<number | undefined> {
     await this.load().catch(() => {});
     return this.#said;
   }
 
-  /** Keeps, with the place, when it is said that the server is there. Never rejects. */
+  /** Saves, with the place, the time of the presence note that is about to be written. Never rejects. */
   async said(at: number): Promise<void> {
     await this.lastSaid();
     this.#said = at;
@@ -94,9 +95,9 @@ export class Underway {
   }
 
   /**
-   * Takes a task in; one that fails is told of.
+   * Adds a task. If it fails, there is an event.
    *
-   * @param m the message that is finished with the task; undefined: the place need not wait for it
+   * @param m the message that is unfinished until the task ends; undefined if the place need not wait for it
    */
   track(task: Promise<unknown>, m?: Incoming): void {
     this.#tasks.add(task);
@@ -119,30 +120,30 @@ export class Underway {
       });
   }
 
-  /** The seq of the oldest message that is not finished, of those whose author fits. */
+  /** The `seq` of the oldest unfinished message, among those whose author fits. */
   oldest(fits: (from: string) => boolean = () => true): number | undefined {
     for (const [seq, { from }] of this.#unfinished) if (fits(from)) return seq;
     return undefined;
   }
 
-  /** True while requests come one by one, though others are worked on: a burst of unknown length. Batches are none. */
+  /** True while single requests come faster than they are finished: a burst of unknown length. Batches do not count. */
   get burst(): boolean {
     const since = this.#t.clock.now() - BURST_MS;
     let alone = 0;
     for (const { at, isBatch } of this.#unfinished.values()) {
-      // One that runs for long is no sign that others come.
+      // A request that has been running for long is no sign of a burst.
       if (at > since) alone += isBatch ? -1 : 1;
     }
     return alone > 1;
   }
 
-  /** Resolves once nothing is under way any more, and the place is kept. */
+  /** Resolves once nothing is under way any more, and the place is saved. */
   async ended(): Promise<void> {
     while (this.#tasks.size > 0) await Promise.allSettled(this.#tasks);
     while (this.#saving) await this.#saving;
   }
 
-  /** Keeps the place before the oldest message that is still worked on. Saving is never faster than the store. */
+  /** Saves the place before the oldest unfinished message. One save at a time, so never faster than the store. */
   #save(): void {
     if (!this.#keeping || this.#saving) return;
     const { oldest } = this.#keeping;

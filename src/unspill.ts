@@ -1,6 +1,6 @@
 /**
- * Requests too large for a message, on the side that reads them: the frame in the room names notes, which cost up to sixteen
- * reads. So few are read at a time, each key in its turn, and only of keys that may call.
+ * Requests that are too long for a message, on the side that reads them. The frame in the room names notes, which cost up
+ * to sixteen reads, so only few are read at a time, keys take turns, and only keys that may call are served.
  *
  * @module
  */
@@ -11,7 +11,7 @@ import { FRAME_MEMBER } from './spill.ts';
 import type { Ranks } from './turns.ts';
 import { Workers } from './workers.ts';
 
-/** Requests read at a time, and such that wait for it. */
+/** How many requests are read at a time, and how many can wait. */
 const AT_ONCE = 2;
 const MAX_WAITING = 64;
 
@@ -25,16 +25,17 @@ export class LongRequests {
   readonly #get: (ref: Json) => Promise<string>;
   readonly #turns: Workers;
 
-  /** @param regulars who is not to wait for newcomers */
+  /** @param regulars the keys that do not have to wait for new ones */
   constructor(get: (ref: Json) => Promise<string>, regulars: Ranks) {
     this.#get = get;
     this.#turns = new Workers(AT_ONCE, MAX_WAITING, 1, regulars);
   }
 
   /**
-   * The request that a frame stands for.
+   * Reads the request for which a frame stands.
    *
-   * @throws TechnocoreError `spill_lost`: it is not there, or no request with the frame's id; `too_many`: too many wait
+   * @throws {@link TechnocoreError} `spill_lost` if it is not there, or is not a request with the frame's id; `too_many`
+   * if too many wait
    */
   async read(from: string, frame: JsonObject): Promise<JsonObject> {
     const release = await this.#turns.enter(from);

@@ -1,5 +1,5 @@
 /**
- * A limit on what runs at a time, fair to keys: each in turn, however much one of them asks.
+ * A limit on what runs at a time. Keys take turns, however much one of them asks.
  *
  * @module
  */
@@ -18,10 +18,10 @@ export class Workers {
   readonly #waiting: Turns<(isOn: boolean) => void>;
 
   /**
-   * @param concurrency turns at a time
-   * @param max most that wait for one, of one key a quarter
-   * @param perKey turns of one key at a time; default: all there are
-   * @param regulars who is not to wait for newcomers; some turns are left for them
+   * @param concurrency how many turns are taken at a time
+   * @param max how many can wait for one; one key can have a quarter of them
+   * @param perKey how many turns one key can have at a time; default: all
+   * @param regulars the keys that do not have to wait for new ones; some turns are left for them
    */
   constructor(concurrency: number, max: number, perKey: number = concurrency, regulars?: Ranks) {
     this.#concurrency = concurrency;
@@ -30,14 +30,14 @@ export class Workers {
     this.#waiting = new Turns(max, max / 4, regulars);
   }
 
-  /** A turn, if one is free now. @returns gives it back; undefined when there is none */
+  /** Takes a turn if one is free now. @returns a function that gives it back; undefined if there is none */
   tryEnter(from: string): (() => void) | undefined {
     if (!this.#mayTake(from)) return undefined;
     this.#take(from);
     return this.#release(from);
   }
 
-  /** Waits for a turn. @returns gives it back; undefined when too many wait, or the signal aborts first */
+  /** Waits for a turn. @returns a function that gives it back; undefined if too many wait, or the signal aborts first */
   async enter(from: string, signal?: AbortSignal): Promise<(() => void) | undefined> {
     if (signal?.aborted) return undefined;
     const free = this.tryEnter(from);
