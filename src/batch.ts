@@ -160,7 +160,7 @@ const BATCHERS = {};
  * Sends a request in a message that it shares with others.
  *
  * @param name key, mailbox and reply mailbox: only requests that agree in all three share a message
- * @throws {@link RateLimited} if its turn would come after its deadline; nothing was sent
+ * @throws a {@link RateLimited} if its turn would come after its deadline; nothing was sent
  * @throws what the write throws, for all who share it; the signal's reason
  */
 export function sendBatched(t: Transport, name: string, channel: Channel, text: string, o: SendOptions): Promise<Sent> {

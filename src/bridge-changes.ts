@@ -1,6 +1,6 @@
 /**
- * What a host with a handshake expects to be told of by itself: changes of lists, and of the resources that it follows. On
- * the other side that is a subscription, one for all of it, which is renewed and replaced as needed.
+ * What a host with a handshake expects to be told of by itself: changes of lists, and of the resources that it follows.
+ * On the other side that is a subscription, one for all of it, which is renewed and replaced as needed.
  *
  * @module
  */

@@ -1,6 +1,6 @@
 /**
- * What the HTTP binding of MCP 2026-07-28 wants in headers beside the message, so that who only looks at headers sees what
- * the message says: compared, and refused where they differ.
+ * What the HTTP binding of MCP 2026-07-28 wants in headers beside the message, so that who only looks at headers sees
+ * what the message says: compared, and refused where they differ.
  *
  * @module
  */

@@ -86,8 +86,8 @@ export class Lines {
 const textOf = (bytes: Uint8Array): string => new TextDecoder().decode(bytes);
 
 /**
- * The id of a response of which only both ends are known. At its very begin or end, only the outermost object can have it:
- * whatever is inside of it is closed by more than one brace.
+ * The id of a response of which only both ends are known. At its very begin or end, only the outermost object can have
+ * it: whatever is inside of it is closed by more than one brace.
  */
 function idAtAnEnd(head: string, tail: string): string | number | undefined {
   const [, id] =

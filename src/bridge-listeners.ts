@@ -13,7 +13,10 @@ import { Budget } from './notices.ts';
 
 /** Most resources that one subscription follows. */
 const MAX_FOLLOWED = 64;
-/** Notices that wait, before what changed is told of by the resource that is followed alone, of which there are only so many. */
+/**
+ * Notices that wait, before what changed is told of by the resource that is followed alone, of which there are only so
+ * many.
+ */
 const MAX_DUE = 256;
 
 /** What can be listened to, the notice of it, and the capability that has it. */

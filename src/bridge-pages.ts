@@ -1,6 +1,7 @@
 /**
- * Lists too long for one frame, in pages: servers of the SDK answer with all they have, and only callers that read spilled
- * answers could take it. A cursor of ours says which page of the server's a page of ours is part of, and where it begins.
+ * Lists too long for one frame, in pages: servers of the SDK answer with all they have, and only callers that read
+ * spilled answers could take it. A cursor of ours says which page of the server's a page of ours is part of, and where it
+ * begins.
  *
  * @module
  */

@@ -1,11 +1,11 @@
 /**
- * Pairing: how a server learns the key of one caller, and the caller the server's, by a code that a person carries from one
- * terminal to the other. The code never crosses a room; what does is a MAC of both keys and the mailbox under it, so that
- * whoever stands between the two, or answers in the place of one, gains nothing.
+ * Pairing: how a server learns the key of one caller, and the caller the server's, by a code that a person carries from
+ * one terminal to the other. The code never crosses a room; what does is a MAC of both keys and the mailbox under it, so
+ * that whoever stands between the two, or answers in the place of one, gains nothing.
  *
- * It happens in a room of its own, beside the mailbox: strangers never write where the server reads. Who does not show with
- * the first message that he knows the code costs the server a look at that message, and no more: so no number of strangers
- * keeps out the one who does.
+ * It happens in a room of its own, beside the mailbox: strangers never write where the server reads. Who does not show
+ * with the first message that he knows the code costs the server a look at that message, and no more: so no number of
+ * strangers keeps out the one who does.
  *
  * @module
  */
@@ -32,9 +32,9 @@ const CODE_LENGTH = 26;
 /** How long a code is good, ms. */
 export const PAIRING_MS = 600_000;
 /**
- * Wrong codes of one key that are told so, and of all keys in a minute; the others meet silence. Nobody need be shut out for
- * guessing: 120 reads a minute show at most a MiB each, of which a try takes some 300 bytes. That is fewer than 2^22 tries
- * while a code is good, which leaves a chance below 2^-108 that any of them, of however many keys, is right.
+ * Wrong codes of one key that are told so, and of all keys in a minute; the others meet silence. Nobody need be shut out
+ * for guessing: 120 reads a minute show at most a MiB each, of which a try takes some 300 bytes. That is fewer than 2^22
+ * tries while a code is good, which leaves a chance below 2^-108 that any of them, of however many keys, is right.
  */
 const TRIES = 5;
 const TRIES_A_MINUTE = 10;
@@ -216,7 +216,8 @@ class Door implements Listener {
  *
  * @returns the DID of the server, which has proved that it knows the code
  * @throws RpcError 1004: not the code, or no longer
- * @throws TechnocoreError `bad_code`; `not_paired`: who answered does not know the code; `not_offered`: nobody answers to it
+ * @throws TechnocoreError `bad_code`; `not_paired`: who answered does not know the code; `not_offered`: nobody answers to
+ * it
  * @throws as {@link call}
  */
 export async function pair(

@@ -62,8 +62,8 @@ export class Child {
    */
   async start(): Promise<void> {
     const [file = '', ...args] = this.#command;
-    // A group of its own, where there are groups: Ctrl-C is for us, who end it in good order; and what it starts ends with it.
-    // The key is ours alone.
+    // A group of its own, where there are groups: Ctrl-C is for us, who end it in good order; and what it starts ends
+    // with it. The key is ours alone.
     const { SIGN_SEED: _, ...env } = process.env;
     const detached = process.platform !== 'win32';
     const child = spawn(file, args, { stdio: ['pipe', 'pipe', 'inherit'], detached, env });
@@ -158,7 +158,8 @@ export class Child {
   }
 
   /**
-   * Ends the process, and what it started: they are told by the end of its input, then by a signal, then not asked any more.
+   * Ends the process, and what it started: they are told by the end of its input, then by a signal, then not asked any
+   * more.
    */
   async close(): Promise<void> {
     this.#over.abort(new TechnocoreError('over', 'the bridge has ended'));
@@ -183,7 +184,10 @@ export class Child {
   }
 }
 
-/** Signals a process and all it started, 0: only looks. Without groups only itself is reached. @returns whether anybody was there */
+/**
+ * Signals a process and all it started, 0: only looks. Without groups only itself is reached. @returns whether anybody
+ * was there
+ */
 function kill(child: ChildProcess, signal: NodeJS.Signals | 0): boolean {
   try {
     return process.platform === 'win32' ? child.kill(signal) : process.kill(-child.pid!, signal);

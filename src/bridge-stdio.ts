@@ -1,6 +1,7 @@
 /**
- * The two ends of a bridge that speak in lines: a host that started us, on our own standard input and output, and a server
- * that we start. Between them and the room stand the translations; whatever goes wrong with one message ends as its answer.
+ * The two ends of a bridge that speak in lines: a host that started us, on our own standard input and output, and a
+ * server that we start. Between them and the room stand the translations; whatever goes wrong with one message ends as
+ * its answer.
  *
  * @module
  */
@@ -29,7 +30,9 @@ const MAX_WATCHED = 4096;
 /** How long a host that has ended its input is given answers, ms. Hosts that end a program wait 2 s for it. */
 const LAST_ANSWERS_MS = 1500;
 
-/** Tells of each request when it is answered, or called off: an event `call` with method, name, caller, ms and outcome. */
+/**
+ * Tells of each request when it is answered, or called off: an event `call` with method, name, caller, ms and outcome.
+ */
 class Watch {
   readonly #clock: Clock;
   readonly #onEvent: (event: Event) => void;

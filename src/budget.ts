@@ -126,7 +126,7 @@ export class Budget {
    * Waits for a turn. Turns come in the order of asking.
    *
    * @param deadline clock time, ms, by which it must come
-   * @throws {@link RateLimited} at once, if it would come later; nothing is taken then
+   * @throws a {@link RateLimited} at once, if it would come later; nothing is taken then
    */
   async take(signal?: AbortSignal, deadline: number = Number.POSITIVE_INFINITY): Promise<void> {
     const delay = this.delayMs();

@@ -85,7 +85,9 @@ interface BufferClass {
   byteLength(text: string): number;
 }
 
-/** From this many bytes on the platform's own codec, where Node or Bun give one, is faster than ours: 10 times at 1 KB. */
+/**
+ * From this many bytes on the platform's own codec, where Node or Bun give one, is faster than ours: 10 times at 1 KB.
+ */
 const NATIVE_FROM = 48;
 
 let buffer: BufferClass | null | undefined;

@@ -27,8 +27,8 @@ import type { Signer } from './signer.ts';
  * @returns the `result` of the answer; a stranger's JSON, which `T` does not check
  * @throws an {@link RpcError} if the other side answers with an error
  * @throws a {@link CallTimeout} if no answer comes within `timeoutMs`; its `reason` says what is known
- * @throws a {@link RateLimited} at once, with nothing sent, if the write budget of this address is spent and the request's
- * turn would come too late for an answer; the option `batch` lets calls share a write
+ * @throws a {@link RateLimited} at once, with nothing sent, if the write budget of this address is spent and the
+ * request's turn would come too late for an answer; the option `batch` lets calls share a write
  * @throws a {@link RingGap} if the answer may be among messages that the caller's mailbox lost
  * @throws a {@link MayHaveLanded} if it is unknown whether the request was written, and no answer came in time
  * @throws a {@link FrameTooLong}, {@link BadName}, {@link BadKey} or {@link TechnocoreError} (`no_mailbox`: the DID names
@@ -78,8 +78,8 @@ export async function call<T = any>(
  * @param method the name of the method
  * @param params an object or an array; undefined for none
  * @param signer the sender's key
- * @throws a {@link FrameTooLong}, {@link BadName} or {@link TechnocoreError} (`no_mailbox`, `bad_text`, `bad_frame`) before
- * anything is sent
+ * @throws a {@link FrameTooLong}, {@link BadName} or {@link TechnocoreError} (`no_mailbox`, `bad_text`, `bad_frame`)
+ * before anything is sent
  * @throws what {@link Signer.say} throws
  */
 export async function notify(

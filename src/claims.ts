@@ -1,11 +1,11 @@
 /**
- * Several servers on one mailbox: each handles the callers of some of four partitions, for as long as it holds their lease.
- * All share one seed; the leases are in one note, under a name that is derived from the seed, with a MAC. What does not
- * verify counts as absent.
+ * Several servers on one mailbox: each handles the callers of some of four partitions, for as long as it holds their
+ * lease. All share one seed; the leases are in one note, under a name that is derived from the seed, with a MAC. What
+ * does not verify counts as absent.
  *
  * No two clocks are compared. An owner counts its lease from before it wrote the last renewal; whoever wants to take it
- * over must have seen that renewal, and no later one, for as long as the lease lasts, counted by sleeping. So the first has
- * certainly stopped to begin anything when the second starts, as long as the clocks of both go equally fast.
+ * over must have seen that renewal, and no later one, for as long as the lease lasts, counted by sleeping. So the first
+ * has certainly stopped to begin anything when the second starts, as long as the clocks of both go equally fast.
  *
  * @module
  */
@@ -110,7 +110,9 @@ export interface Floor {
   readonly done: number;
   /** Perhaps begun by an owner that died. */
   readonly uncertain: number;
-  /** When the last of these was written, by the clock of the service, ms, where their seqs alone may be of another room. */
+  /**
+   * When the last of these was written, by the clock of the service, ms, where their seqs alone may be of another room.
+   */
   readonly until?: number | undefined;
   /** What holds once it is noticed that the room was recreated before the partition was taken. */
   readonly anew?: Floor;

@@ -1,6 +1,6 @@
 /**
- * The command line: what another agent asks back, answered by the person at the terminal. Where there is none, or a script
- * reads along, it is told what was asked.
+ * The command line: what another agent asks back, answered by the person at the terminal. Where there is none, or a
+ * script reads along, it is told what was asked.
  *
  * @module
  */

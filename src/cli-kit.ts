@@ -1,6 +1,6 @@
 /**
- * What every verb of the command line has in common: flags and their help, where output goes, how Ctrl-C ends it, and which
- * exit code stands for what.
+ * What every verb of the command line has in common: flags and their help, where output goes, how Ctrl-C ends it, and
+ * which exit code stands for what.
  *
  * @module
  */
@@ -87,8 +87,8 @@ const SILENCE_MS = 1500;
 /** After which an end that waits for no call is told of too, ms. */
 const ENDING_MS = 1000;
 /**
- * How long it goes on asking a service to which no connection was ever made, ms from the first failure: that one is starting
- * is worth a wait, a wrong address is not.
+ * How long it goes on asking a service to which no connection was ever made, ms from the first failure: that one is
+ * starting is worth a wait, a wrong address is not.
  */
 const UNREACHED_MS = 5000;
 /** How soon it is said again that a service does not answer, and how late at most, ms. */
@@ -176,7 +176,10 @@ export class Args {
     return seconds === undefined ? undefined : seconds * 1000;
   }
 
-  /** Aborts at Ctrl-C, SIGTERM or when the terminal is closed, a second of which ends the process. Who asks for it ends in good order. */
+  /**
+   * Aborts at Ctrl-C, SIGTERM or when the terminal is closed, a second of which ends the process. Who asks for it ends in
+   * good order.
+   */
   get signal(): AbortSignal {
     if (!this.#interrupt) {
       const interrupt = new AbortController();
@@ -202,7 +205,10 @@ export class Args {
     return this.#interrupt?.signal.aborted === true;
   }
 
-  /** What the library says, whose words for an option are `the option x`, in words of this command's flags, as far as it has them. */
+  /**
+   * What the library says, whose words for an option are `the option x`, in words of this command's flags, as far as it
+   * has them.
+   */
   inFlags(text: string): string {
     return text.replace(/\b(?:the )?option (\w+)/g, (words, option: string) => {
       const flag = FLAG_OF.get(option) ?? option;
@@ -237,8 +243,8 @@ export class Args {
   }
 
   /**
-   * Options for the library, for what ends by itself. Whoever waits is told once, after a while, that the service does not
-   * answer. Where no connection was ever made, it is given up soon, unless a time was given with `--timeout`.
+   * Options for the library, for what ends by itself. Whoever waits is told once, after a while, that the service does
+   * not answer. Where no connection was ever made, it is given up soon, unless a time was given with `--timeout`.
    *
    * @param unreached the error it then ends with, by the one that tells why, and after how many ms; default: that one
    */
@@ -361,8 +367,8 @@ export const print = (line: string): void => void process.stdout.write(`${line}\
 export const tell = (line: string): void => void process.stderr.write(`${isWaiting ? CLEAR : ''}${line}\n`);
 
 /**
- * A stranger's text on one line of a terminal: no escape sequences, nothing that turns the direction of writing. What is no
- * text, as JSON: a stranger's object may have a `toString` that is none.
+ * A stranger's text on one line of a terminal: no escape sequences, nothing that turns the direction of writing. What is
+ * no text, as JSON: a stranger's object may have a `toString` that is none.
  */
 export const shown = (value: unknown): string => blanked(typeof value === 'string' ? value : json(value, true));
 

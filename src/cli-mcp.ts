@@ -313,7 +313,10 @@ async function overHttp(args: Args, bridge: HttpBridge, port: number): Promise<n
   return EXIT.ok;
 }
 
-/** Pairs, unless it was done with this very code before: a host that starts us again says it again. Returns which of the two. */
+/**
+ * Pairs, unless it was done with this very code before: a host that starts us again says it again. Returns which of the
+ * two.
+ */
 async function pairWith(
   code: string,
   mailbox: string,

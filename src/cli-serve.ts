@@ -69,7 +69,9 @@ function askedIn({ method, params }: { [member: string]: unknown } = {}): string
     .join(' ');
 }
 
-/** Sees the requests that are worked on, each from the ledger’s first word to its answer, and tells whoever wants to know. */
+/**
+ * Sees the requests that are worked on, each from the ledger’s first word to its answer, and tells whoever wants to know.
+ */
 class Calls {
   readonly #tell: ((line: string) => void) | undefined;
   /** By key and id. */
@@ -108,7 +110,10 @@ class Calls {
     };
   }
 
-  /** Handlers of which it is told that they begin for what wants no answer. Whatever else is said of them, by marks, stays. */
+  /**
+   * Handlers of which it is told that they begin for what wants no answer. Whatever else is said of them, by marks,
+   * stays.
+   */
   named(handlers: Map<string, Handler>): Map<string, Handler> {
     const named = (name: string, handler: Handler): Handler =>
       new Proxy(handler, {

@@ -92,7 +92,7 @@ interface Asked {
  * The least length of the message for a request, with the shortest id that we could give it. Checked before anything is
  * sent.
  *
- * @throws {@link FrameTooLong} if even that cannot be sent
+ * @throws a {@link FrameTooLong} if even that cannot be sent
  */
 function shortestOf({ to, method, params }: Asked, signer: Signer, o: CallOptions, spills: boolean): number {
   const reads = !isChannel(to) || to.spill !== undefined;

@@ -208,8 +208,9 @@ export const ed25519Backends: Backends<(seed: Uint8Array) => Ed25519Key> = /* @_
   },
 );
 
-// A program that reads where it writes, or that has both ends in it, meets a signature again that it has made or checked; to
-// check it takes a hundred times as long as to compare it. Each has one place, by its first bytes, and goes with the next there.
+// A program that reads where it writes, or that has both ends in it, meets a signature again that it has made or checked;
+// to check it takes a hundred times as long as to compare it. Each has one place, by its first bytes, and goes with the
+// next there.
 const known: { readonly publicKey: Uint8Array; readonly signature: Uint8Array; readonly message: Uint8Array }[] = [];
 const MAX_KNOWN = 1024;
 /** Longer messages are not kept, bytes. */
@@ -217,7 +218,8 @@ const MAX_KNOWN_BYTES = 2048;
 let remembers = true;
 
 /**
- * For benchmarks of two ends that would be two programs: whether a signature that was made or checked here is known again.
+ * For benchmarks of two ends that would be two programs: whether a signature that was made or checked here is known
+ * again.
  *
  * @internal
  */
@@ -334,7 +336,8 @@ export const x25519Backends: Backends<(privateKey: Uint8Array) => X25519Key> = /
     };
   },
   (crypto) => {
-    // A handshake uses each of the other end's two keys twice, and identities come again: the last used are kept, latest first.
+    // A handshake uses each of the other end's two keys twice, and identities come again: the last used are kept, latest
+    // first.
     const recent: [publicKey: Uint8Array, key: KeyObject][] = [];
     const imported = (peer: Uint8Array): KeyObject => {
       const at = recent.findIndex(([publicKey]) => equalBytes(publicKey, peer));

@@ -79,8 +79,8 @@ export function checkObject<T extends object>(value: T, what: string = 'the opti
 }
 
 /**
- * Returns the value if it is an object without any other members than these. A misspelt member, or an option passed in the
- * wrong argument, would otherwise be ignored without notice.
+ * Returns the value if it is an object without any other members than these. A misspelt member, or an option passed in
+ * the wrong argument, would otherwise be ignored without notice.
  *
  * @throws a {@link TechnocoreError} `bad_option` if it is not an object, or has another member
  */
@@ -199,8 +199,8 @@ export class Forbidden extends HttpError {
 }
 
 /**
- * Thrown (code `conflict`, HTTP 409) when the condition of a conditional write does not hold. Look at `actual`, decide, and
- * try again.
+ * Thrown (code `conflict`, HTTP 409) when the condition of a conditional write does not hold. Look at `actual`, decide,
+ * and try again.
  */
 export class Conflict extends HttpError {
   /** The value that the note holds; undefined if there is no note. */
@@ -217,8 +217,8 @@ export class Conflict extends HttpError {
 }
 
 /**
- * Thrown (code `duplicate_text`, HTTP 422) when the room has taken the same text too often within a minute, no matter from
- * whom. Sending it again unchanged does not help. Sent by services from 0.10 on.
+ * Thrown (code `duplicate_text`, HTTP 422) when the room has taken the same text too often within a minute, no matter
+ * from whom. Sending it again unchanged does not help. Sent by services from 0.10 on.
  */
 export class DuplicateText extends HttpError {
   constructor(body: string) {
@@ -227,8 +227,9 @@ export class DuplicateText extends HttpError {
 }
 
 /**
- * Thrown (code `rate_limited`) when the read or write budget of this address is spent: the service answered HTTP 429, or the
- * library's own count of the published budget shows that the request's turn would come too late. Nothing was executed.
+ * Thrown (code `rate_limited`) when the read or write budget of this address is spent: the service answered HTTP 429, or
+ * the library's own count of the published budget shows that the request's turn would come too late. Nothing was
+ * executed.
  */
 export class RateLimited extends TechnocoreError {
   /** Milliseconds until the budget serves the request. */
@@ -253,8 +254,8 @@ export class CapacityReached extends TechnocoreError {
 }
 
 /**
- * Thrown (code `room_budget`) when this address has spent its daily budget of new rooms (on the public service, 20). Use a
- * room that exists, or wait.
+ * Thrown (code `room_budget`) when this address has spent its daily budget of new rooms (on the public service, 20). Use
+ * a room that exists, or wait.
  */
 export class RoomBudget extends TechnocoreError {
   /** Milliseconds until another room can be created. */
@@ -282,9 +283,9 @@ export class StaleNonce extends TechnocoreError {
 }
 
 /**
- * Thrown (code `unavailable`) when the service cannot be reached or does not answer properly: no connection, a 5xx status, a
- * response that is cut short, too large, malformed or too late. Also thrown when the platform lacks something, such as a
- * file system.
+ * Thrown (code `unavailable`) when the service cannot be reached or does not answer properly: no connection, a 5xx
+ * status, a response that is cut short, too large, malformed or too late. Also thrown when the platform lacks something,
+ * such as a file system.
  */
 export class Unavailable extends TechnocoreError {
   /** Milliseconds that the service asks to wait; undefined if it does not say. */
@@ -296,8 +297,8 @@ export class Unavailable extends TechnocoreError {
 }
 
 /**
- * Thrown (code `may_have_landed`) when the response to a write was lost and it can no longer be found out whether the write
- * was executed. `cause` holds the failure behind it.
+ * Thrown (code `may_have_landed`) when the response to a write was lost and it can no longer be found out whether the
+ * write was executed. `cause` holds the failure behind it.
  */
 export class MayHaveLanded extends TechnocoreError {
   /** The room written to; of a note, `<namespace>/<key>`. */
@@ -318,11 +319,11 @@ export class MayHaveLanded extends TechnocoreError {
 // --- calls ------------------------------------------------------------------------------------------------------
 
 /**
- * A JSON-RPC 2.0 error (code `rpc`). Thrown by {@link call} and the functions built on it when the other side answers with
- * an error; a handler throws one to choose what its caller gets.
+ * A JSON-RPC 2.0 error (code `rpc`). Thrown by {@link call} and the functions built on it when the other side answers
+ * with an error; a handler throws one to choose what its caller gets.
  *
- * Codes from -32768 to -32000 are those of JSON-RPC 2.0, MCP and A2A. Servers of this library add 1001 (interrupted), 1002
- * (busy; `data.retryAfterMs`), 1003 (deadline passed), 1004 (denied) and 1005 (conflict; `data.actual`).
+ * Codes from -32768 to -32000 are those of JSON-RPC 2.0, MCP and A2A. Servers of this library add 1001 (interrupted),
+ * 1002 (busy; `data.retryAfterMs`), 1003 (deadline passed), 1004 (denied) and 1005 (conflict; `data.actual`).
  */
 export class RpcError extends TechnocoreError {
   /** The `error` member of the response. Of a remote error, a stranger's text. */
@@ -375,8 +376,8 @@ export class CallTimeout extends TechnocoreError {
   /** How long the call waited, in milliseconds. */
   readonly afterMs: number;
   /**
-   * The likeliest reason. `no-room`: nobody else has written to that mailbox; `no-server`: its server's presence note says
-   * that it ended, or is out of date; `no-answer`: a server is or may be there, and did not answer in time.
+   * The likeliest reason. `no-room`: nobody else has written to that mailbox; `no-server`: its server's presence note
+   * says that it ended, or is out of date; `no-answer`: a server is or may be there, and did not answer in time.
    */
   readonly reason: 'no-room' | 'no-server' | 'no-answer';
   constructor(
@@ -400,8 +401,8 @@ export class CallTimeout extends TechnocoreError {
 /** Thrown (code `decrypt`) when an encrypted text cannot be opened. The message never quotes the key. */
 export class DecryptError extends TechnocoreError {
   /**
-   * What failed. `encoding`: the text does not have the outer form; `key`: the public key in it cannot be used; `tag`: the
-   * text was changed, or encrypted to another key; `layout`: it was decrypted, and its contents are malformed.
+   * What failed. `encoding`: the text does not have the outer form; `key`: the public key in it cannot be used; `tag`:
+   * the text was changed, or encrypted to another key; `layout`: it was decrypted, and its contents are malformed.
    */
   readonly layer: 'encoding' | 'key' | 'tag' | 'layout';
   constructor(layer: 'encoding' | 'key' | 'tag' | 'layout', message: string) {
@@ -412,7 +413,9 @@ export class DecryptError extends TechnocoreError {
 
 // --- parley -----------------------------------------------------------------------------------------------------
 
-/** Thrown (code `bad_invite`) when a link is not a parley invite. The message never quotes the link, which is a secret. */
+/**
+ * Thrown (code `bad_invite`) when a link is not a parley invite. The message never quotes the link, which is a secret.
+ */
 export class BadInvite extends TechnocoreError {
   /** The part at fault: `parse` (no link at all), `missing channel`, `bad channel`, `bad fragment`, `bad key` … */
   readonly reason: string;

@@ -69,7 +69,9 @@ export function systemCode(e: unknown): string | undefined {
 export const noFileSystem = (): Unavailable =>
   new Unavailable('there is no file system here: this needs Node, Bun or Deno');
 
-/** What a runtime with permissions (Deno) throws where one was not given is an error of ours; anything else is as it is. */
+/**
+ * What a runtime with permissions (Deno) throws where one was not given is an error of ours; anything else is as it is.
+ */
 function refusalOf(cause: unknown): unknown {
   const { name, message } = (cause ?? {}) as { name?: unknown; message?: unknown };
   return name === 'NotCapable' ? new Unavailable(`this program has no permission: ${message}`, cause) : cause;
@@ -257,7 +259,10 @@ export class Files {
     });
   }
 
-  /** Puts a new text in the place of a file, for the owner alone to read: at any time the old or the new one is there, whole. */
+  /**
+   * Puts a new text in the place of a file, for the owner alone to read: at any time the old or the new one is there,
+   * whole.
+   */
   async replace(path: string, text: string): Promise<void> {
     await this.#written(path, text, (temporary) => this.#fs.renameSync(temporary, path));
   }

@@ -144,8 +144,8 @@ export function encodeWithin(frame: Json, limit: number): string {
 /**
  * Decodes the frame in a text. Never throws.
  *
- * @returns the JSON object or array; undefined for any other text, and for a text longer than a message that is nested more
- * than 1,000 levels deep or holds more than a million values
+ * @returns the JSON object or array; undefined for any other text, and for a text longer than a message that is nested
+ * more than 1,000 levels deep or holds more than a million values
  */
 export function decode(text: string): Frame | undefined {
   try {
@@ -195,8 +195,8 @@ function endOfString(text: string, start: number): number {
 /**
  * `JSON.parse` for the text of a stranger.
  *
- * @throws SyntaxError if the text is not JSON, or is long and nested more than 1,000 levels deep or has more than a million
- * values
+ * @throws SyntaxError if the text is not JSON, or is long and nested more than 1,000 levels deep or has more than a
+ * million values
  */
 export function parseJson(text: string): unknown {
   checkExtent(text);
@@ -208,8 +208,8 @@ function checkExtent(text: string): void {
 }
 
 /**
- * Matches members called `name` (ASCII letters), in any spelling that JSON has for it, whose value is an integer. Inside a JSON string the
- * quotes around such a name are escaped, so that it does not match.
+ * Matches members called `name` (ASCII letters), in any spelling that JSON has for it, whose value is an integer. Inside
+ * a JSON string the quotes around such a name are escaped, so that it does not match.
  */
 function integerOf(name: string): RegExp {
   const letters = [...name].map((c) => {
@@ -222,8 +222,8 @@ function integerOf(name: string): RegExp {
 const INTEGERS = { nonce: /* @__PURE__ */ integerOf('nonce'), seq: /* @__PURE__ */ integerOf('seq') };
 
 /**
- * {@link parseJson}, except that an integer in a member called `name` becomes a string of its exact digits: nonces and seqs have
- * up to 20 digits, and a double holds 15.
+ * {@link parseJson}, except that an integer in a member called `name` becomes a string of its exact digits: nonces and
+ * seqs have up to 20 digits, and a double holds 15.
  *
  * @throws SyntaxError as {@link parseJson}
  */

@@ -211,8 +211,8 @@ export interface Reply {
  * not reach another host), no more than `maxBytes` of the body are read, and nothing is retried.
  *
  * @throws a {@link RateLimited} if its turn in the budget would come after `deadline`; nothing was sent
- * @throws an {@link Unavailable} if there is no connection, the time is up, or the body is cut short or too large; whether
- * the request was executed is then unknown
+ * @throws an {@link Unavailable} if there is no connection, the time is up, or the body is cut short or too large;
+ * whether the request was executed is then unknown
  * @throws the signal's reason when it aborts
  */
 export async function request(t: Transport, r: Request): Promise<Reply> {

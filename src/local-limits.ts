@@ -70,9 +70,15 @@ export interface Limits {
   waitersPerAddress: number;
   /** Reads of all addresses that can be held at a time; default 64. */
   waiters: number;
-  /** The number of open sockets from which every request is answered with 503; default 128. Beyond twice as many, none is accepted. */
+  /**
+   * The number of open sockets from which every request is answered with 503; default 128. Beyond twice as many, none is
+   * accepted.
+   */
   connections: number;
-  /** The time after which a connection that takes nothing of its answer is dropped, in milliseconds; default 60,000. 0: never. */
+  /**
+   * The time after which a connection that takes nothing of its answer is dropped, in milliseconds; default 60,000. 0:
+   * never.
+   */
   stalledMs: number;
   /** For how long `/rooms` may be answered from a cache, in milliseconds; default 3,000. */
   roomsCacheMs: number;

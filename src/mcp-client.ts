@@ -344,8 +344,8 @@ async function readTools(peer: Peer): Promise<{ tools: Tool[]; ttlMs: number; sc
  * @param signer the caller's key
  * @returns the result, a stranger's. If a valid cached list has an output schema for the tool, `structuredContent`
  * satisfies it
- * @throws an {@link RpcError} if the server refuses: code -32602 for an unknown tool, -32021 if the tool needs an answer for
- * which `o.onInput` has no function, -32022 for an unsupported MCP revision
+ * @throws an {@link RpcError} if the server refuses: code -32602 for an unknown tool, -32021 if the tool needs an answer
+ * for which `o.onInput` has no function, -32022 for an unsupported MCP revision
  * @throws a {@link RingGap} if the answer may be among messages that were lost, and the tool may not run twice
  * @throws a {@link TechnocoreError} `bad_response` if the result is malformed, of an unknown type, or violates the tool's
  * output schema; `too_many_rounds` if the tool asks more than ten times; `bad_params` if `args` is not an object

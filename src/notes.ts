@@ -102,8 +102,8 @@ export interface SetOptions {
  * @throws a {@link MayHaveLanded} if the response was lost and none came later; or if the response to a conditional write
  * was lost and the condition did not hold at the next attempt (`cause` is that Conflict): the first attempt may have been
  * written, or somebody else may have written
- * @throws a {@link Forbidden}, {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} if the service refuses,
- * or could not be reached
+ * @throws a {@link Forbidden}, {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} if the service
+ * refuses, or could not be reached
  * @throws the signal's reason when it aborts
  * @example
  * ```ts

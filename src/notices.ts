@@ -1,6 +1,6 @@
 /**
- * What a request tells its caller before it is answered: progress, of which the latest counts, and log lines, of which there
- * are only so many, since each is a write.
+ * What a request tells its caller before it is answered: progress, of which the latest counts, and log lines, of which
+ * there are only so many, since each is a write.
  *
  * @module
  */

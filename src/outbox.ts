@@ -97,7 +97,7 @@ export class Outbox {
   /**
    * Writes `text` to `room` when it is the turn of `from`.
    *
-   * @throws {@link TechnocoreError} `outbox_full` if too much waits; nothing is written then
+   * @throws a {@link TechnocoreError} `outbox_full` if too much waits; nothing is written then
    * @throws what the write throws; the reason for which the outbox was closed
    */
   send(from: string, room: string, text: string): Promise<void> {

@@ -16,11 +16,14 @@ const MAX_DEPTH = 64;
 /** Most values (members, items) in a value that is checked. */
 const MAX_NODES = 10_000;
 /**
- * Most steps of one check, of some 10 µs. Recursive alternatives could otherwise take exponential time, and long lists that
- * are tried on many items fill the memory.
+ * Most steps of one check, of some 10 µs. Recursive alternatives could otherwise take exponential time, and long lists
+ * that are tried on many items fill the memory.
  */
 const MAX_STEPS = 20_000;
-/** What one step is beside applying a schema: so many entries of its lists, names it requires, characters of a text, members. */
+/**
+ * What one step is beside applying a schema: so many entries of its lists, names it requires, characters of a text,
+ * members.
+ */
 const LIST_STEP = 64;
 const REQUIRED_STEP = 4;
 const TEXT_STEP = 8192;

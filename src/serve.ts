@@ -97,9 +97,9 @@ export interface ServeOptions
   latency?: 'fast' | 'frugal';
   /**
    * Whether to maintain a signed note that tells those who know the mailbox that it is being served, by which a
-   * {@link CallTimeout} can say whether there is a server. Costs a write at the start, every ten minutes and at the end, and a
-   * read before each until another server with this key is found. That is an event `warning`, or a console warning if
-   * there is no `onEvent`. Default true.
+   * {@link CallTimeout} can say whether there is a server. Costs a write at the start, every ten minutes and at the end,
+   * and a read before each until another server with this key is found. That is an event `warning`, or a console warning
+   * if there is no `onEvent`. Default true.
    */
   presence?: boolean;
   /**
@@ -129,8 +129,8 @@ export interface ServeOptions
  *
  * @returns resolves after `o.signal` has aborted and what was begun is answered, within `drainMs`
  * @throws a {@link BadName} if the room is not a mailbox
- * @throws a {@link TechnocoreError} `bad_option` if options contradict each other; `already_served` if another call serves
- * the same mailbox with the same key through the same transport, unless both set `claim`
+ * @throws a {@link TechnocoreError} `bad_option` if options contradict each other; `already_served` if another call
+ * serves the same mailbox with the same key through the same transport, unless both set `claim`
  * @throws what opening and reading the mailbox throws, unless it is transient
  */
 export async function serve(mailbox: string | Channel, signer: Signer, o: ServeOptions = {}): Promise<void> {

@@ -172,7 +172,7 @@ export interface Write {
  * The request for a write, on the lane that the options ask for. By default GET (many agents can do nothing else), or
  * POST if the URL would be too long or its last segment is one that URL parsers remove.
  *
- * @throws {@link TechnocoreError} `post_only` if the lane is `get`, and only POST can carry this text
+ * @throws a {@link TechnocoreError} `post_only` if the lane is `get`, and only POST can carry this text
  */
 export function writeRequest(t: Transport, write: Write): Request {
   const fits = t.base.length + write.path.length <= MAX_URL && write.text !== '.' && write.text !== '..';

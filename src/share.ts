@@ -1,6 +1,6 @@
 /**
- * A mailbox that several servers read: which messages are for this one, what is kept of those for others in case that one of
- * them dies, and what such a one may have done with them.
+ * A mailbox that several servers read: which messages are for this one, what is kept of those for others in case that one
+ * of them dies, and what such a one may have done with them.
  *
  * @module
  */
@@ -19,7 +19,10 @@ import { FRAME_MEMBER } from './spill.ts';
 /** Messages for others that are kept, and such of one key. */
 const MAX_KEPT = 4096;
 const MAX_OF_KEY = MAX_KEPT / 4;
-/** Messages before the newest that a server reads when it starts: so it knows what others were asked, should it be asked again. */
+/**
+ * Messages before the newest that a server reads when it starts: so it knows what others were asked, should it be asked
+ * again.
+ */
 const HISTORY = 4000;
 /** How long a look into a reply room stands, ms, and how many are kept. */
 const LOOK_MS = 3000;
@@ -27,7 +30,9 @@ const MAX_LOOKS = 64;
 
 type Frame = JsonObject | Json[];
 
-/** What a message is to the server that handles it: a new one; one that another may have begun; one that another finished. */
+/**
+ * What a message is to the server that handles it: a new one; one that another may have begun; one that another finished.
+ */
 export type Standing = 'new' | 'uncertain' | 'finished';
 
 /** What a share asks of its server, and tells it. */
@@ -87,8 +92,8 @@ export class Share {
   }
 
   /**
-   * When the first message was written before which some were lost to us, by the clock of the service, ms: of what was signed
-   * by then nobody here can tell whether another server took it.
+   * When the first message was written before which some were lost to us, by the clock of the service, ms: of what was
+   * signed by then nobody here can tell whether another server took it.
    */
   get lostBefore(): number | undefined {
     return this.#lostBefore;

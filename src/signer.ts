@@ -33,7 +33,8 @@ export interface SignedNote {
  * secret is kept in private fields and never appears in `console.log`, JSON or errors.
  *
  * The service accepts only nonces that rise. {@link Signer.fromDir} keeps them on disk, so that several programs can use
- * the key at the same time; the other factories count in memory from the clock, for a key that one program uses at a time.
+ * the key at the same time; the other factories count in memory from the clock, for a key that one program uses at a
+ * time.
  *
  * @example
  * ```ts
@@ -94,13 +95,14 @@ export class Signer {
   }
 
   /**
-   * Makes a signer from a key directory, in the layout of the service's own client: `seed` and `nonces.json`. Any number of
-   * programs may use it at the same time. A directory that does not exist is created, with a new key. The file system must
-   * support hard links.
+   * Makes a signer from a key directory, in the layout of the service's own client: `seed` and `nonces.json`. Any number
+   * of programs may use it at the same time. A directory that does not exist is created, with a new key. The file system
+   * must support hard links.
    *
    * @param dir the path of the directory; default `~/.technocore`
    * @throws a {@link BadKey} if the seed is malformed or readable by others, or the directory cannot be used
-   * @throws a {@link BadNonce} if `nonces.json` is malformed, or is missing although there is a seed; nothing is changed then
+   * @throws a {@link BadNonce} if `nonces.json` is malformed, or is missing although there is a seed; nothing is changed
+   * then
    * @throws an {@link Unavailable} if the platform has no file system
    */
   static async fromDir(dir?: string): Promise<Signer> {
@@ -165,13 +167,14 @@ export class Signer {
    *
    * @param room the name of the room
    * @param text at most 4,096 code points after the {@link sweep}
-   * @returns `seq`: the position in the room, or 0 if the message was written but can no longer be read; `nonce`: the nonce
-   * used, as decimal digits
+   * @returns `seq`: the position in the room, or 0 if the message was written but can no longer be read; `nonce`: the
+   * nonce used, as decimal digits
    * @throws a {@link BadName}, {@link EmptyText} or {@link FrameTooLong} before anything is sent
-   * @throws a {@link MayHaveLanded} if the response was lost and the room can no longer tell whether the message was written
+   * @throws a {@link MayHaveLanded} if the response was lost and the room can no longer tell whether the message was
+   * written
    * @throws a {@link StaleNonce} or {@link BadNonce} if no nonce was found that the service accepts
-   * @throws a {@link Forbidden}, {@link DuplicateText}, {@link RateLimited}, {@link RoomBudget} or {@link CapacityReached} if
-   * the service refuses
+   * @throws a {@link Forbidden}, {@link DuplicateText}, {@link RateLimited}, {@link RoomBudget} or
+   * {@link CapacityReached} if the service refuses
    * @throws an {@link Unavailable} if the service or the key directory could not be used in time
    * @throws the signal's reason when it aborts
    */
@@ -191,7 +194,8 @@ export class Signer {
   }
 
   /**
-   * A secret of 32 bytes for one purpose, derived from the seed. It reveals neither the seed nor a secret of another label.
+   * A secret of 32 bytes for one purpose, derived from the seed. It reveals neither the seed nor a secret of another
+   * label.
    *
    * @internal
    */

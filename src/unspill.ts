@@ -34,8 +34,8 @@ export class LongRequests {
   /**
    * Reads the request for which a frame stands.
    *
-   * @throws {@link TechnocoreError} `spill_lost` if it is not there, or is not a request with the frame's id; `too_many`
-   * if too many wait
+   * @throws a {@link TechnocoreError} `spill_lost` if it is not there, or is not a request with the frame's id;
+   * `too_many` if too many wait
    */
   async read(from: string, frame: JsonObject): Promise<JsonObject> {
     const release = await this.#turns.enter(from);
