@@ -57,6 +57,7 @@ export const localCommands: Record<string, Command> = {
       if (!play || args.words.length !== 2) throw new Usage('only the demo itself starts its parts');
       // Where whoever reads the demo has had enough, the stage goes, and with it the parts.
       for (const end of ['disconnect', 'error']) process.on(end, () => process.exit(EXIT.ok));
+      if (!process.connected) return EXIT.failed;
       await play(args.words[0]!, args.words[1]!);
       return EXIT.ok;
     },

@@ -967,3 +967,12 @@ async function listenAs(answer: (url: string) => string): Promise<{ url: string;
     },
   };
 }
+
+test('a demo that is killed takes its parts with it', async () => {
+  const { run, child, done } = start(['demo']);
+  await until(() => run.out.split('process ').length === 3 || run.code !== null);
+  child.kill('SIGTERM');
+  // Not before all parts have ended, too: they write where it wrote. One that went on would find no service, and say so.
+  await done;
+  expect(run).toMatchObject({ err: '', code: null });
+});
