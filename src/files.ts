@@ -30,7 +30,7 @@ interface Fs {
   readonly constants: { O_RDONLY: number; O_NONBLOCK?: number };
   openSync(path: string, flags: string | number, mode?: number): number;
   closeSync(file: number): void;
-  fstatSync(file: number): { mode: number };
+  fstatSync(file: number): { mode: number; size: number; isFile(): boolean; isDirectory(): boolean };
   fsync(file: number, done: (error: unknown) => void): void;
   writeFileSync(file: number, text: string): void;
   readFileSync(file: number | string, encoding: 'utf8'): string;
@@ -64,6 +64,12 @@ export function systemCode(e: unknown): string | undefined {
   const code = (e as { code?: unknown } | null)?.code;
   return typeof code === 'string' ? code : undefined;
 }
+
+/** The most bytes of a file that is read: longer texts cannot be had in V8. */
+const MAX_BYTES = 2 ** 29;
+
+/** Like an error of the system, for what the system would read. */
+const unusable = (path: string, code: string): Error => Object.assign(new Error(`${path}: ${code}`), { code });
 
 /** What says that this is a browser, or a Worker. */
 export const noFileSystem = (): Unavailable =>
@@ -197,7 +203,11 @@ export class Files {
     const file = await unless(['ENOENT'], () => this.#fs.openSync(path, O_RDONLY | O_NONBLOCK));
     if (file === undefined) return undefined;
     try {
-      return { text: this.#fs.readFileSync(file, 'utf8'), mode: this.#fs.fstatSync(file).mode & 0o777 };
+      const stat = this.#fs.fstatSync(file);
+      // A device may have no end, what comes out of a pipe is not what was kept, and no text is as long as that.
+      if (!stat.isFile() && !stat.isDirectory()) throw unusable(path, 'it is not a regular file');
+      if (stat.size > MAX_BYTES) throw unusable(path, 'it is too large');
+      return { text: this.#fs.readFileSync(file, 'utf8'), mode: stat.mode & 0o777 };
     } finally {
       this.#fs.closeSync(file);
     }

@@ -195,7 +195,8 @@ export async function openKeyDir(dir?: string): Promise<KeyDir> {
     if (file === undefined) {
       // Somebody else's seed stays, if theirs was there first.
       await files.create(seedPath, toBase64url(randomBytes(32)));
-      file = (await files.read(seedPath))!;
+      file = await files.read(seedPath);
+      if (file === undefined) throw new BadKey(`${seedPath} is a link to a file that does not exist`);
     }
     const seed = seedOf(file, seedPath, files);
     await files.tidy(home).catch(() => {});

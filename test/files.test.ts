@@ -1,6 +1,17 @@
-import { type ChildProcess, spawn } from 'node:child_process';
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, mkdirSync, readdirSync, readFileSync, renameSync, statSync, writeFileSync } from 'node:fs';
+import {
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  truncateSync,
+  writeFileSync,
+} from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { Files } from '../src/files.ts';
@@ -89,6 +100,22 @@ describe('files', () => {
     const files = new Files();
     expect(await files.read(join(dir, 'x'))).toBeUndefined();
     await expect(files.read(dir)).rejects.toMatchObject({ code: 'EISDIR' });
+  });
+
+  test.skipIf(!existsSync('/dev/zero'))('read takes nothing without end in place of a file', async () => {
+    const [files, path] = [new Files(), join(dir, 'x')];
+    for (const device of ['/dev/zero', '/dev/full', '/dev/null']) {
+      symlinkSync(device, path);
+      await expect(files.read(path)).rejects.toMatchObject({ code: 'it is not a regular file' });
+      await expect(fileLedger(path)).rejects.toMatchObject({ code: 'unavailable' });
+      rmSync(path);
+    }
+    execFileSync('mkfifo', [path]);
+    await expect(files.read(path)).rejects.toMatchObject({ code: 'it is not a regular file' });
+    rmSync(path);
+    writeFileSync(path, '');
+    truncateSync(path, 2 ** 40);
+    await expect(files.read(path)).rejects.toMatchObject({ code: 'it is too large' });
   });
 
   test('makeDir makes all directories of a path, for the owner alone', async () => {

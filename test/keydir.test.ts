@@ -128,6 +128,12 @@ describe('seed', () => {
       code: 'bad_key',
       message: expect.stringContaining('EISDIR'),
     });
+    rmSync(path('seed'), { recursive: true });
+    symlinkSync(join(root, 'nowhere'), path('seed'));
+    await expect(Signer.fromDir(home)).rejects.toMatchObject({
+      code: 'bad_key',
+      message: expect.stringContaining('link to a file that does not exist'),
+    });
   });
 
   test('the default is .technocore in the home directory', async () => {
