@@ -1,11 +1,11 @@
 /**
- * Several servers on one mailbox: each handles the callers of some of four partitions, for as long as it holds their
- * lease. All share one seed; the leases are in one note, under a name that is derived from the seed, with a MAC. What
- * does not verify counts as absent.
+ * Several servers on one mailbox. The callers are divided into four partitions, and each server handles those of the
+ * partitions whose lease it holds. All servers share one seed. The leases are in one note, with a MAC, under a name that
+ * is derived from the seed; what does not verify counts as absent.
  *
- * No two clocks are compared. An owner counts its lease from before it wrote the last renewal; whoever wants to take it
- * over must have seen that renewal, and no later one, for as long as the lease lasts, counted by sleeping. So the first
- * has certainly stopped to begin anything when the second starts, as long as the clocks of both go equally fast.
+ * No two clocks are compared. An owner counts its lease from before it wrote the last renewal. A server that wants to
+ * take it over must have seen that renewal, and no later one, for as long as the lease lasts, counted by sleeping. So the
+ * first has certainly stopped beginning anything when the second starts, as long as both clocks run equally fast.
  *
  * @module
  */
@@ -18,23 +18,23 @@ import { readNote, setNote } from './notes.ts';
 import { PATIENCE_MS, type Place, readView } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
-/** How long a lease lasts by default, ms, and how much of it its owner uses. */
+/** How long a lease lasts by default, ms, and which share of that its owner uses. */
 const LEASE_MS = 60_000;
 const OWN_SHARE = 0.9;
-/** How often a lease is renewed while it lasts, and how often one looks who lacks a partition. */
+/** How often a lease is renewed while it lasts, and how often a server that wants a partition looks at the note. */
 const RENEWALS = 3;
 const LOOKS = 12;
 
 const PARTITIONS = 4;
-/** Members of a table; more servers than partitions only watch. */
+/** The most servers in a table. Those without a partition only watch. */
 const MAX_MEMBERS = 16;
-/** How often one who lost a race for the note tries again at once. */
+/** How often a server that lost a race for the note tries again at once. */
 const RACES = 5;
 
-/** In the place of an owner: given back; its owner died. */
+/** In the place of an owner: the partition was given back; its owner died. */
 const FREE = '-';
 const LAPSED = '!';
-/** Begins what stands there when nobody knows, and what sets one such time apart from another. */
+/** In the place of an owner that is not known: followed by something random, which tells one such time from another. */
 const UNKNOWN = '?';
 
 /** The partition of a caller. */
@@ -52,7 +52,7 @@ interface Member {
 
 interface Part {
   readonly owner: string;
-  /** Seq up to which all messages of the partition's callers are finished. */
+  /** The `seq` up to which all messages of the partition's callers are finished. */
   readonly done: number;
 }
 
@@ -86,35 +86,35 @@ function tableOf(text: string): Table | undefined {
 
 // --- one server's part in it -------------------------------------------------------------------------------------
 
-/** What claims ask of the server, and tell it. */
+/** What claims need of the server. */
 export interface ClaimHooks {
-  /** Up to where it has read. */
+  /** How far it has read. */
   place(): Place;
-  /** Checks whether the mailbox was recreated, as a read beside those of the server has shown. */
+  /** Checks whether the mailbox was recreated, as a read of ours suggests. */
   recheck(signal: AbortSignal): Promise<void>;
-  /** Seq behind which it serves, where nobody served before. */
+  /** The `seq` after which it serves, if nobody served before. */
   start(): number;
-  /** Seq up to which everything of a partition is finished. */
+  /** The `seq` up to which everything of a partition is finished. */
   done(partition: number): number;
-  /** Whether nothing of a partition up to a seq is under way or still to be done. */
+  /** Whether nothing of a partition up to a `seq` is under way or still to be done. */
   isQuiet(partition: number, seq: number): boolean;
-  /** A partition's messages up to `done` were finished by their owner. */
+  /** Called when the messages of a partition up to `done` have been finished by their owner. */
   finished(partition: number, done: number): void;
-  /** Messages of a partition may be for us now that were not: see {@link Claims.takes}. */
+  /** Called when more messages of a partition may be for us than before: see {@link Claims.takes}. */
   taken(partition: number): void;
 }
 
-/** Up to which seq messages of a partition are no new ones to its owner. */
+/** Up to which `seq` the messages of a partition are not new to its owner. */
 export interface Floor {
-  /** Finished by an owner before. */
+  /** Up to here they were finished by an earlier owner. */
   readonly done: number;
-  /** Perhaps begun by an owner that died. */
+  /** Up to here they were perhaps begun by an owner that died. */
   readonly uncertain: number;
   /**
    * When the last of these was written, by the clock of the service, ms, where their seqs alone may be of another room.
    */
   readonly until?: number | undefined;
-  /** What holds once it is noticed that the room was recreated before the partition was taken. */
+  /** The floor to be used once it is noticed that the room was recreated before the partition was taken. */
   readonly anew?: Floor;
 }
 
@@ -122,7 +122,7 @@ interface Held {
   /** Undefined while it is not known what the owner before may have begun. */
   floor: Floor | undefined;
   before: Part;
-  /** Seq behind which nothing is begun any more, so that it can be given back. */
+  /** The `seq` after which nothing is begun any more, so that the partition can be given back. */
   leaving?: number | undefined;
 }
 
@@ -134,17 +134,17 @@ export class Claims {
   readonly #leaseMs: number;
   readonly #ns: string;
   readonly #key: Uint8Array;
-  /** Of this server while it runs. */
+  /** The name of this server in the table, as long as it runs. */
   readonly #id: string;
   readonly #held = new Map<number, Held>();
-  /** How long each other member was seen unrenewed, and each partition without known owner, ms slept. */
+  /** For how long each other member, and each partition without a known owner, was seen unrenewed, ms slept. */
   readonly #idle = new Map<string, { count: number; ms: number }>();
   readonly #unknown = new Map<number, { owner: string; ms: number }>();
   #table: Table | undefined;
   #count = 0;
   /** How often the room was recreated. */
   #lives = 0;
-  /** When the last renewal that succeeded was begun. */
+  /** When the last successful renewal was begun. */
   #renewed: number | undefined;
   #timer: AbortController | undefined;
   #isStopping = false;
@@ -164,7 +164,7 @@ export class Claims {
     return this.#held.has(partition) && this.#isLeased();
   }
 
-  /** Whether a message of the partition is for us to handle: not one that came after we decided to give it back. */
+  /** Whether a message of the partition is for us: not one that came after we decided to give the partition back. */
   takes(partition: number, seq: number): boolean {
     const held = this.#held.get(partition);
     return held?.floor !== undefined && seq <= (held.leaving ?? seq) && this.#isLeased();
@@ -179,7 +179,7 @@ export class Claims {
     return this.#idle.size === 0;
   }
 
-  /** The room was recreated: its seqs begin anew. */
+  /** Tells that the room was recreated, and its `seq` begins anew. */
   reset(): void {
     this.#lives++;
     for (const held of this.#held.values()) {
@@ -193,7 +193,7 @@ export class Claims {
     this.#isStopping = true;
   }
 
-  /** Keeps leases until the signal aborts; rejects with its reason. */
+  /** Maintains the leases until the signal aborts. Rejects with its reason. */
   async run(signal: AbortSignal): Promise<never> {
     try {
       for (;;) {
@@ -208,7 +208,7 @@ export class Claims {
     }
   }
 
-  /** Gives everything back; to be called when nothing is under way any more. Never rejects. */
+  /** Gives all partitions back. To be called when nothing is under way any more. Never rejects. */
   async release(): Promise<void> {
     this.#isStopping = true;
     if (!this.#table) return;
@@ -219,7 +219,7 @@ export class Claims {
 
   #isLeased(): boolean {
     if (this.#renewed === undefined || !this.#timer || this.#timer.signal.aborted) return false;
-    // A clock that was set back tells nothing; the timer then does.
+    // If the clock was set back, the timer still ends the lease in time.
     const ms = this.#t.clock.now() - this.#renewed;
     return ms >= 0 && ms < this.#leaseMs * OWN_SHARE;
   }
@@ -230,12 +230,12 @@ export class Claims {
       return seen ? [leaseMs - seen.ms] : [];
     });
     const usual = this.#leaseMs / (wants ? LOOKS : RENEWALS);
-    // Not all at the same time.
+    // At random, so that not all servers look at the same time.
     const ms = usual * (0.9 + randomFloat(this.#t.random) / 10);
     return Math.max(Math.min(ms, ...waits.filter((left) => left > 0)), this.#leaseMs / 100);
   }
 
-  /** One look at the note, and one write if there is something to say. @returns whether a partition is still wanted */
+  /** Reads the note once, and writes it if something is to change. @returns whether a partition is still wanted */
   async #step(ms: number, outer?: AbortSignal): Promise<boolean> {
     const { clock } = this.#t;
     const { signal, end } = within(this.#t, ms, outer);
@@ -255,7 +255,7 @@ export class Claims {
             const conflict = conflictOf(cause);
             if (!conflict) throw cause;
             value = conflict.actual ?? (await this.#readNote(signal));
-            // What nobody knows whether it was written may be it.
+            // A write that may have landed did land if the note holds it.
             if (value !== this.#sealed(plan.next)) continue;
           }
           this.#wrote(plan, plan.next, start);
@@ -285,7 +285,9 @@ export class Claims {
     return `${text} ${toBase64url(hmacSha256(this.#key, utf8(`${this.#mailbox} ${text}`)).subarray(0, 16))}`;
   }
 
-  /** The table to build upon, and whether it is what the note says: not when that was tampered with, or put back. */
+  /**
+   * The table to start from, and whether it is that of the note: it is not if somebody tampered with it or put it back.
+   */
   #read(value: string | undefined): [base: Table, isSound: boolean] {
     const known = this.#table;
     const table = this.#opened(value ?? '');
@@ -326,7 +328,7 @@ export class Claims {
     return id !== this.#id && (this.#idle.get(id)?.ms ?? 0) >= leaseMs;
   }
 
-  /** What the note should say next; nothing, if it says it already and need not be renewed. */
+  /** The table to be written next; none if the note says all that already, and need not be renewed. */
   #plan(base: Table, isSound: boolean): Plan {
     const { version, parts, members } = this.#corrected(base);
     const count = (id: string): number => parts.filter(({ owner }) => owner === id).length;
@@ -346,7 +348,7 @@ export class Claims {
         parts[p] = { owner: FREE, done: held.leaving };
         released.add(p);
       } else if (held.floor) {
-        // What it reads first it may have read before.
+        // After a start, this server may read again what was finished before.
         const finished = Math.max(this.#hooks.done(p), held.floor.done);
         const done = Math.min(finished, held.leaving ?? Number.POSITIVE_INFINITY);
         parts[p] = { owner: this.#id, done };
@@ -372,20 +374,23 @@ export class Claims {
       parts.every(({ owner }, p) => owner === base.parts[p]!.owner);
     const isFull = isIn && members.size >= MAX_MEMBERS && !members.has(this.#id);
     if (isFull || (isSame && !(isDue && isIn))) return { wants, taken, released };
-    // Counted also where nobody will know whether it was written: no two renewals are the same.
+    // Counted even if it will not be known whether it was written, so that no two renewals are equal.
     if (isIn) members.set(this.#id, { count: ++this.#count, leaseMs: this.#leaseMs });
     else members.delete(this.#id);
     const next = { version: Math.max(version + 1, Math.floor(this.#t.clock.now())), members, parts };
     return { wants, taken, released, next };
   }
 
-  /** A copy of the table without those who died, and with what is ours in it; what the table says is lost is given up. */
+  /**
+   * A copy of the table without members that died, and with what we hold. Partitions that it says we have lost are
+   * dropped.
+   */
   #corrected({ version, members: all, parts: before }: Table): Table {
     const members = new Map([...all].filter(([id, member]) => !this.#isDead(id, member)));
     const parts = before.map((part, p): Part => {
       const isHeld = this.#held.has(p);
       if (isHeld && part.owner === this.#id) return part;
-      // Whoever repaired the note could not know that it is ours.
+      // The server that repaired the note could not know that the partition is ours.
       if (isHeld && isUnknown(part) && this.#isLeased()) return { ...part, owner: this.#id };
       this.#held.delete(p);
       if (!isOwned(part) || (part.owner !== this.#id && members.has(part.owner))) return part;
@@ -413,10 +418,7 @@ export class Claims {
     );
   }
 
-  /**
-   * Where the room ends: read after the leases of the owners before have ended, so that what comes later they cannot have
-   * begun.
-   */
+  /** Where the room ends. Read after the leases of earlier owners have ended, who cannot have begun what comes later. */
   async #look(signal: AbortSignal): Promise<End> {
     for (;;) {
       const { since } = this.#hooks.place();
@@ -425,13 +427,13 @@ export class Claims {
       const view = (): Promise<PolledView> => readView(this.#t, this.#mailbox, { limit: 1 }, signal);
       const { lastSeq, messages, generation } = await retrying(this.#t, by, view, signal);
       const last = messages.at(-1);
-      // A service that does not count rooms shows that this one is another only until it has as many messages.
+      // Without generations, a lower `seq` shows a recreated room, but only until it has as many messages as the old one.
       if (lives === this.#lives && generation === undefined && lastSeq < since) await this.#hooks.recheck(signal);
       if (lives === this.#lives) return { lastSeq, at: last && writtenAt(last), isLater: lastSeq < since };
     }
   }
 
-  /** Finds out what the owners before may have begun, and hands over what is ours. */
+  /** Finds out what earlier owners may have begun, and passes on the messages that are ours now. */
   async #settle(signal: AbortSignal): Promise<void> {
     const open = [...this.#held.values()].filter(({ floor }) => !floor);
     if (open.length > 0) {
@@ -442,45 +444,45 @@ export class Claims {
   }
 }
 
-/** The end of the room that stands there now. */
+/** The present end of the room. */
 interface End {
   readonly lastSeq: number;
-  /** When its last message was written, by the clock of the service, ms. */
+  /** When its last message was written, by the service's clock, ms. */
   readonly at: number | undefined;
-  /** Whether it is known to be another room than we have read so far. */
+  /** Whether it is known to be another room than the one that we have read so far. */
   readonly isLater: boolean;
 }
 
 /**
- * What a new owner may take for new.
+ * From where on messages are new to a new owner.
  *
- * @param before the partition as it was taken: up to which seq everything was finished, in a room that may be gone
- * @param place up to where we have read, perhaps in a room that is gone
+ * @param before the partition as it was taken: up to which `seq` everything was finished, in a room that may be gone
+ * @param place how far we have read, perhaps in a room that is gone
  */
 function floorBehind({ owner, done }: Part, place: Place, { lastSeq, at, isLater }: End): Floor {
   const { since, generation } = place;
   const end = Math.max(lastSeq, since);
   const isFree = owner === FREE;
-  // Where rooms are counted their seqs go on from one to the next, and say all there is to say.
+  // With generations, the `seq` goes on from one room to the next, and is enough.
   if (generation !== undefined || (!isLater && done <= end)) return { done, uncertain: isFree ? 0 : end };
   if (isLater) {
     const anew = { done: 0, uncertain: isFree ? (done > lastSeq ? 0 : done) : lastSeq, until: at };
     return { done: done > lastSeq ? done : 0, uncertain: since, anew };
   }
-  // Of a room before this one, or of this one and we are behind: then what we have read may be finished.
+  // `done` is of an earlier room, or of this one and we are behind: then what we have read may be finished.
   return { done: 0, uncertain: isFree ? since : end };
 }
 
 interface Plan {
   /** Whether a partition is still lacking. */
   readonly wants: boolean;
-  /** What is taken, as it was before. */
+  /** The partitions that are taken, as they were before. */
   readonly taken: ReadonlyMap<number, Part>;
   readonly released: ReadonlySet<number>;
   readonly next?: Table;
 }
 
-/** The conflict that an error is or hides. */
+/** The conflict that an error is, or has as its cause. */
 function conflictOf(cause: unknown): Conflict | undefined {
   if (!TechnocoreError.is(cause)) return undefined;
   if (cause.code === 'conflict') return cause as Conflict;

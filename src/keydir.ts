@@ -1,9 +1,9 @@
 /**
- * A key and its nonces in a directory, shared by every program that uses the key: `seed` and `nonces.json` in the layout
- * of the service's own client (wire section 11), one lock of ours beside them.
+ * A key and its nonces in a directory, which all programs that use the key share: `seed` and `nonces.json` in the layout
+ * of the service's own client (rules: technocore.chat, keys on disk), with a lock of ours beside them.
  *
- * The lock is not the client's: that one is a `flock`, which Node does not have. Should such a program write in the same
- * moment, one of the two is refused as stale and takes a higher nonce.
+ * The lock is not the client's, which is a `flock`: Node does not have that. If such a program writes in the same moment,
+ * the service refuses one of the two nonces as stale, and that program takes a higher one.
  *
  * @module
  */
@@ -16,17 +16,18 @@ import type { Clock } from './http.ts';
 import { Lanes } from './http.ts';
 import { type LastNonces, lastNonce, type NonceSource, nextNonce, nonceOf, raiseNonce, recordNonce } from './nonces.ts';
 
-/** DID, scope, last nonce. */
+/** The last nonces, by DID and scope. */
 type Ledger = Map<string, LastNonces>;
 
-/** What stands between quoted texts, whitespace and punctuation: in a ledger, numbers alone. */
+/** Strings, and whatever else is not white space or punctuation: in a ledger, only numbers. */
 const TOKEN = /"[^"\\]*(?:\\.[^"\\]*)*"?|[^\s{}:,"]+/g;
 
-/** A ledger's text, nonces exact; undefined when it has not exactly the form of one. */
+/** Parses a ledger, with exact nonces; undefined if it does not have exactly the form of one. */
 function parseLedger(text: string): Ledger | undefined {
   const ledger: Ledger = new Map();
   try {
-    // A nonce has up to 19 digits, and JSON.parse keeps 15: it goes through as a text in an array, which no ledger holds.
+    // A nonce has up to 19 digits, of which JSON.parse keeps 15. So it is parsed as a string in an array, which no ledger
+    // holds.
     const exact = text.replace(TOKEN, (token) =>
       token.startsWith('"') ? token : /^(?:0|[1-9]\d{0,18})$/.test(token) ? `["${token}"]` : '?',
     );
@@ -57,7 +58,7 @@ function printLedger(ledger: Ledger): string {
   return print(ledger, '', (scopes) => print(scopes, '  ', String));
 }
 
-/** The system's refusal in our words; errors of our own pass. */
+/** An error of the system as one of ours; errors of ours are returned as they are. */
 function refused(cause: unknown, what: string, Kind: typeof BadKey | typeof BadNonce): TechnocoreError {
   return TechnocoreError.is(cause) ? cause : new Kind(`${what} cannot be used: ${systemCode(cause)}`, cause);
 }
@@ -68,7 +69,7 @@ class DirNonces implements NonceSource {
   readonly #path: string;
   readonly #did: string;
   readonly #lanes = new Lanes();
-  // What this process has handed out or been told, should the file be put back to an older one.
+  // What this process has used or been told, in case the file is replaced by an older one.
   readonly #floor: LastNonces = new Map();
 
   constructor(files: Files, path: string, did: string) {
@@ -78,7 +79,8 @@ class DirNonces implements NonceSource {
   }
 
   withNonce<T>(scope: string, clock: Clock, use: (nonce: string) => Promise<T>, signal?: AbortSignal): Promise<T> {
-    // Held until the write has arrived, or nonces might not arrive rising. One per scope: no room waits for another.
+    // Held until the write has arrived, so that nonces arrive in order. One for each scope, so that no room waits for
+    // another.
     const lock = `${this.#path}.node-lock-${encodeURIComponent(scope)}`;
     return this.#locked(
       lock,
@@ -96,7 +98,7 @@ class DirNonces implements NonceSource {
   }
 
   #locked<T>(lock: string, job: () => Promise<T>, clock: Clock, signal?: AbortSignal): Promise<T> {
-    // In this process waiting has an order and costs nothing; the file is for the others.
+    // Within this process, waiting is ordered and cheap. The file is for other processes.
     return this.#lanes.run(
       lock,
       async () => {
@@ -111,12 +113,12 @@ class DirNonces implements NonceSource {
     );
   }
 
-  /** The next nonce, on disk before anybody sees it: one never used is a gap, one used twice a refused write. */
+  /** The next nonce, written to disk before it is used: an unused nonce is just a gap, but one used twice is refused. */
   async #allocate(scope: string, clock: Clock): Promise<bigint> {
     const ledger = await readLedger(this.#files, this.#path);
     if (ledger === undefined) throw lostLedger(this.#path);
     const scopes: LastNonces = ledger.get(this.#did) ?? new Map();
-    // Without a record, this very millisecond may have been used and the record lost.
+    // If there is no record, this very millisecond may have been used and its record lost: take a later one.
     const nonce = nextNonce(clock, lastNonce(scopes, scope) ?? nonceOf(clock), lastNonce(this.#floor, scope));
     recordNonce(this.#floor, scope, nonce);
     recordNonce(scopes, scope, nonce);
@@ -130,10 +132,10 @@ class DirNonces implements NonceSource {
 }
 
 /**
- * The ledger; undefined when there is none.
+ * Reads the ledger; undefined if there is none.
  *
- * @throws BadNonce it cannot be read, or is not a ledger. It stays where it is: it is the only trace of what was issued,
- * and as long as it is there no program starts again from the clock.
+ * @throws a {@link BadNonce} if it cannot be read, or is not a ledger. It is left as it is: it is the only record of what
+ * was used, and as long as it is there, no program starts again from the clock.
  */
 async function readLedger(files: Files, path: string): Promise<Ledger | undefined> {
   const file = await files.read(path).catch((cause) => {
@@ -152,7 +154,7 @@ const lostLedger = (path: string): BadNonce =>
     `${path} is missing although the key beside it has been used, so the nonces already used are unknown. Restore it, or put {} in its place once the clock is past the last nonce used`,
   );
 
-/** @throws BadKey readable by others, or not 43 characters of base64url. Never quotes it. */
+/** @throws a {@link BadKey} if others can read it, or it is not 43 characters of base64url. Never quotes it. */
 function seedOf(file: { text: string; mode: number }, path: string, files: Files): Uint8Array {
   if (files.hasModes && file.mode & 0o077) {
     throw new BadKey(
@@ -164,19 +166,19 @@ function seedOf(file: { text: string; mode: number }, path: string, files: Files
   return seed;
 }
 
-/** A key directory that was opened: its seed, and where its nonces come from. */
+/** An open key directory: its seed, and the source of its nonces. */
 export interface KeyDir {
   readonly seed: Uint8Array;
   nonces(did: string): NonceSource;
 }
 
 /**
- * Opens a key directory; makes it, with a new key, when there is none.
+ * Opens a key directory. One that does not exist is created, with a new key.
  *
  * @param dir default `~/.technocore`
- * @throws BadKey the seed cannot be used: readable by others, ill-formed; or the directory cannot be
- * @throws BadNonce the ledger is ill-formed, or missing beside a seed
- * @throws Unavailable there is no file system here
+ * @throws a {@link BadKey} if the seed is malformed or readable by others, or the directory cannot be used
+ * @throws a {@link BadNonce} if the ledger is malformed, or missing although there is a seed
+ * @throws an {@link Unavailable} if the platform has no file system
  */
 export async function openKeyDir(dir?: string): Promise<KeyDir> {
   const files = new Files();
@@ -189,11 +191,12 @@ export async function openKeyDir(dir?: string): Promise<KeyDir> {
   try {
     await files.makeDir(home);
     let file = await files.read(seedPath);
-    // The ledger first: then a seed without a ledger is one whose ledger was lost, also for who starts meanwhile.
+    // The ledger first, so that a seed without a ledger always means a lost ledger, even to a program that starts
+    // meanwhile.
     if (file === undefined) await files.create(ledgerPath, '{}');
     if ((await readLedger(files, ledgerPath)) === undefined) throw lostLedger(ledgerPath);
     if (file === undefined) {
-      // Somebody else's seed stays, if theirs was there first.
+      // If another program was faster, its seed stays.
       await files.create(seedPath, toBase64url(randomBytes(32)));
       file = await files.read(seedPath);
       if (file === undefined) throw new BadKey(`${seedPath} is a link to a file that does not exist`);

@@ -1,6 +1,7 @@
 /**
- * The tools part of MCP, revision 2026-07-28, as a layer of the dispatcher: no handshake, no session; whatever a request
- * needs is in the request. Resources, prompts and completion are left to the official SDK over a bridge.
+ * The tools part of MCP, revision 2026-07-28, as a layer of the dispatcher. There is no handshake and no session:
+ * whatever a request needs is in the request. Resources, prompts and completion are left to the official SDK, over a
+ * bridge.
  *
  * A room is a shared channel like stdio, so cancelling is a notification, and each progress and log line names its
  * request in `_meta["chat.technocore/requestId"]`.
@@ -35,9 +36,9 @@ import { CLIENT_CAPABILITIES, ToolCall } from './toolcall.ts';
 import { failed, ServedTool, type Tool, type ToolHandler, type ToolOptions, type ToolResult } from './tools.ts';
 import { NEVER, Seats } from './turns.ts';
 
-/** The revision of MCP spoken here, the only one. */
+/** The only revision of MCP that is supported here. */
 export const MCP_VERSION = '2026-07-28';
-/** How we name ourselves to those who give us no other name. */
+/** The default name and version of servers and clients. */
 export const SELF: JsonObject = { name: 'technocore-rpc', version: '0.1.0' };
 
 /** Members of `_meta`. */
@@ -49,35 +50,35 @@ export const UNSUPPORTED_VERSION = -32022;
 
 /** How long a caller may keep the lists, ms. */
 const TTL_MS = 60_000;
-/** Times that one call may ask for input. */
+/** How often one call may ask for input. */
 const MAX_ROUNDS = 10;
 /** How long the answer to a question may take, ms. */
 const STATE_TTL_MS = 1_800_000;
-/** How long a subscription lives, ms, because nobody sees a listener go. */
+/** After how long a subscription ends, ms: a listener that goes away is not noticed. */
 export const LISTEN_MS = 3_600_000;
-/** Subscriptions at a time, of all keys and of one. */
+/** The most subscriptions at a time, of all keys and of one. */
 export const MAX_LISTENERS = [256, 4] as const;
 
 // --- tools -------------------------------------------------------------------------------------------------------
 
-/** A name that every host takes; others are called as they are. */
+/** A name that every host accepts. Tools with other names can be served and called, too. */
 const SAFE_NAME = /^[A-Za-z0-9_.-]{1,64}$/;
 
 /**
- * A tool, ready to be put into a map of tools. The schemas are compiled here, so that what is wrong with them is an error
- * now and not in some call.
+ * Makes a tool, for a map of tools. The schemas are compiled here, so that an error in them is thrown now, and not in a
+ * call.
  *
- * A name outside `A-Z a-z 0-9 _ . -`, or over 64 characters, is an event (`warning`), or a line on the console.
+ * A name outside `A-Z a-z 0-9 _ . -`, or over 64 characters, is an event (`warning`), or a warning on the console.
  *
  * A `pattern` in a schema runs on what callers write: one that takes exponential time (`^(a+)+$`) would let them stop the
  * program. Whatever else a schema holds takes a bounded time.
  *
- * Keep the definition below some 3,700 characters: a longer one fits no message, and only callers that read spilled
- * answers will see it in the list.
+ * Keep the definition below some 3,700 characters: a longer one does not fit into a message, and only callers that read
+ * answers from notes see it in the list.
  *
  * @param inputSchema JSON Schema 2020-12 with root type object, or a Standard Schema
- * @throws BadName an empty name, or one over 128 characters
- * @throws TechnocoreError `bad_schema`
+ * @throws a {@link BadName} if the name is empty, or longer than 128 characters
+ * @throws a {@link TechnocoreError} `bad_schema` if a schema cannot be used
  */
 export function defineTool(
   name: string,
@@ -99,11 +100,11 @@ export function defineTool(
 
 // --- state that callers carry ------------------------------------------------------------------------------------
 
-/** What a `requestState` holds. Its caller, tool and arguments are not in it, but in its MAC. */
+/** What a `requestState` holds. It is bound to the caller, the tool and the arguments by its MAC. */
 interface State {
-  /** Not to be used after, ms since the epoch. */
+  /** Until when it can be used, ms since the epoch. */
   readonly until: number;
-  /** Times the caller was asked. */
+  /** How often the caller was asked. */
   readonly round: number;
   readonly answers: [key: string, answer: JsonObject][];
 }
@@ -128,7 +129,7 @@ function openState(key: Uint8Array, bound: Json, sealed: string, now: number): S
   return { until, round, answers };
 }
 
-/** JSON that does not depend on the order in which members were written. */
+/** JSON with sorted members. */
 function canonical(value: Json): string {
   if (typeof value !== 'object' || value === null) return JSON.stringify(value);
   if (Array.isArray(value)) return `[${value.map(canonical).join()}]`;
@@ -148,7 +149,7 @@ interface Listener extends Pending {
   end(): void;
 }
 
-/** Layers with listeners, by the map of tools they listen to. */
+/** The layers with listeners, by their map of tools. */
 const listening = new WeakMap<Map<string, Tool>, Set<McpLayer>>();
 
 /**
@@ -252,7 +253,7 @@ class McpLayer implements Layer {
     return rpcError(id, INTERNAL_ERROR, 'Internal error');
   }
 
-  /** A complete result, signed with the server's name. */
+  /** A complete result, with the server's name and version. */
   #complete(result: object, meta?: object | false): JsonObject {
     return { resultType: 'complete', ...result, _meta: { ...meta, ...this.#serverInfo } };
   }
@@ -272,7 +273,7 @@ class McpLayer implements Layer {
     return this.#complete(result, this.#o.spills && { [SPILL_META]: true });
   }
 
-  /** One page: as many tools as fit one frame together with the cursor to the next. The cursor is the last name. */
+  /** One page: as many tools as fit into one frame, with the cursor of the next page, which is the last name. */
   #list(id: string | number, { cursor }: JsonObject, context: DispatchContext): JsonObject {
     const all = [...this.tools].flatMap(([name, tool]) => {
       const served = ServedTool.of(tool);
@@ -298,7 +299,7 @@ class McpLayer implements Layer {
     for (const { name, shown } of all.slice(next, next + Math.max(1, this.#o.pageSize ?? all.length))) {
       left -= encodeLong(shown).length + 1;
       const tail = next + 1 < all.length ? cursorOf(name).length : 0;
-      // What fits no frame stands alone on its page, so that it can be spilled or refused by itself.
+      // A tool that is too long for a frame gets a page of its own, which can be spilled or refused.
       if (page.length > 0 && left < tail) break;
       page.push(shown);
       next++;
@@ -326,7 +327,7 @@ class McpLayer implements Layer {
     const bound: Json = [context.from ?? '', 'tools/call', name, args as JsonObject];
     const state =
       requestState === undefined ? undefined : openState(this.#stateKey(), bound, requestState, this.clock.now());
-    // What is sealed was answered before, and stays answered.
+    // Answers in the sealed state were given before, and take precedence.
     const answers = new Map([...(Object.entries(inputResponses) as State['answers']), ...(state?.answers ?? [])]);
     const call = new ToolCall(frame, meta, context, this, answers);
     return new Promise((resolve) => {
@@ -345,7 +346,7 @@ class McpLayer implements Layer {
         })
         .catch((error) => this.#refused(id, error, context, 'tools/call'))
         .then((answer) => {
-          // Cancelled: nothing goes back, and the id may be another request's by now.
+          // If it was cancelled, nothing is sent, and the id may be another request's by now.
           if (this.#pending.get(key) === call) settle(answer);
         });
     });
@@ -422,7 +423,9 @@ class McpLayer implements Layer {
     });
   }
 
-  /** Tells the listeners; when that was often of late, once a little later for all changes until then. */
+  /**
+   * Notifies the listeners. If that was done often lately, it is done once a little later, for all changes until then.
+   */
   changed(): void {
     if (!this.#noticing) void this.#notice();
   }
@@ -445,47 +448,47 @@ class McpLayer implements Layer {
 /** The layer for {@link createDispatcher}'s `layer` option: a server that speaks MCP though it has no tools yet. */
 export const mcpLayer: MakeLayer = (o) => new McpLayer(o);
 
-/** @internal An id as MCP has them. */
+/** @internal True for an id that MCP allows. */
 export function isMcpId(id: unknown): id is string | number {
   return typeof id === 'string' || Number.isSafeInteger(id);
 }
 
-/** @internal Ids of two callers, or of two types, never meet. */
+/** @internal A key for a request, which differs between callers and between types of ids. */
 export function keyOf({ from = '' }: DispatchContext, id: string | number): string {
   return JSON.stringify([from, id]);
 }
 
-/** @internal The id of the request that a notification calls off. */
+/** @internal The id of the request that a notification cancels. */
 export function calledOff({ method, params }: JsonObject): string | number | undefined {
   const { requestId } = method === 'notifications/cancelled' && isObject(params) ? params : {};
   return isMcpId(requestId) ? requestId : undefined;
 }
 
-/** @internal Why, as far as it is repeated. */
+/** @internal The reason that a cancellation gives, cut to a length that is passed on. */
 export function reasonIn({ params }: JsonObject): string | undefined {
   const { reason } = params as JsonObject;
   return typeof reason === 'string' ? reason.slice(0, 1000) : undefined;
 }
 
 /**
- * What a request asks with, and what it says about itself.
+ * The checked params and `_meta` of a request.
  *
  * @internal
- * @throws RpcError
+ * @throws an {@link RpcError} for the first thing that is wrong
  */
 export function partsOf(frame: JsonObject, isInUse: boolean): { params: JsonObject; meta: JsonObject } {
-  // The caller would take an error for the answer of the request that still runs; but so it would any answer.
+  // The caller may take this error for the answer to the request that still runs; but any other answer as well.
   if (isInUse) throw new RpcError(INVALID_REQUEST, 'Invalid Request: the id is in use');
   const { _meta, ...params } = isObject(frame['params']) ? (frame['params'] as JsonObject) : {};
   return { params, meta: checkedMeta(frame['method'] as string, _meta, params) };
 }
 
-/** @internal The answer to a request whose id MCP does not have. */
+/** @internal The answer to a request whose id MCP does not allow. */
 export function badId(): JsonObject {
   return rpcError(undefined, INVALID_REQUEST, 'Invalid Request: an id is a string or an integer');
 }
 
-/** @internal The answer that an error is. */
+/** @internal The answer for an error. */
 export function refusalOf(id: Id, { rpc: { code, message, data } }: RpcError): JsonObject {
   return rpcError(id, code, message, data as Json | undefined);
 }
@@ -507,10 +510,10 @@ function isFilter(value: unknown): value is JsonObject {
 }
 
 /**
- * Checks what each request must say of itself, in the order in which errors take precedence.
+ * Checks the `_meta` members that every request must have, in the order in which errors take precedence.
  *
  * @internal
- * @throws RpcError -32602, -32022
+ * @throws an {@link RpcError} -32602 or -32022
  */
 export function checkedMeta(method: string, meta: unknown, params: JsonObject): JsonObject {
   const version = isObject(meta) ? meta[PROTOCOL_VERSION] : undefined;

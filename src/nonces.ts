@@ -1,6 +1,7 @@
 /**
- * Where nonces come from. A nonce must be above the last one of the same key in the same scope, and has to arrive in that
- * order, so writes of one scope run one after the other. A scope is a room, or `kv:<key>` for the notes of that key.
+ * Where nonces come from. A nonce must be higher than the last one of the same key in the same scope, and nonces must
+ * arrive in order, so writes of one scope run one after the other. A scope is a room, or `kv:<key>` for the notes of that
+ * key.
  *
  * @module
  */
@@ -8,26 +9,29 @@ import { BadNonce } from './errors.ts';
 import { type Clock, Lanes } from './http.ts';
 import { isNonce } from './names.ts';
 
-/** Hands out nonces, each scope rising. */
+/** A source of nonces, which rise within each scope. */
 export interface NonceSource {
   /** Runs `use` with a nonce of its own, after all earlier uses of the scope have settled. */
   withNonce<T>(scope: string, clock: Clock, use: (nonce: string) => Promise<T>, signal?: AbortSignal): Promise<T>;
   /**
-   * Lets later nonces of the scope rise above one that the service has seen.
+   * Makes all later nonces of a scope higher than one that the service has seen.
    *
-   * @throws BadNonce it is more than a day ahead of the clock
+   * @throws a {@link BadNonce} if that is more than a day ahead of the clock
    */
   raiseNonce(scope: string, seen: string, clock: Clock): void;
 }
 
-/** The highest there is. */
+/** The highest possible nonce. */
 export const MAX_NONCE = 9_999_999_999_999_999_999n;
 const DAY_MS = 86_400_000n;
 
 /** The last nonces of one key, by scope. `*` stands for every scope that is not listed. */
 export type LastNonces = Map<string, bigint>;
 
-/** Most scopes kept; beyond it the lowest quarter is folded into one floor for all that are not listed. */
+/**
+ * The most scopes that are kept. Beyond it, the quarter with the lowest nonces becomes one floor for all that are not
+ * listed.
+ */
 const MAX_SCOPES = 1000;
 const OTHERS = '*';
 
@@ -36,7 +40,7 @@ export function lastNonce(scopes: LastNonces, scope: string): bigint | undefined
   return scopes.get(scope) ?? scopes.get(OTHERS);
 }
 
-/** Writes a nonce down. Raises only, and forgets none: what is dropped stays as a floor. */
+/** Records a nonce, if it is higher than the last one. Scopes that are dropped stay covered by the common floor. */
 export function recordNonce(scopes: LastNonces, scope: string, nonce: bigint): void {
   if (nonce > (lastNonce(scopes, scope) ?? -1n)) scopes.set(scope, nonce);
   if (scopes.size <= MAX_SCOPES) return;
@@ -51,9 +55,9 @@ export function recordNonce(scopes: LastNonces, scope: string, nonce: bigint): v
 export const nonceOf = (clock: Clock): bigint => BigInt(Math.max(0, Math.floor(clock.now())));
 
 /**
- * The next nonce: the clock in ms, or one above the highest of the last ones.
+ * The next nonce: the time in ms, or if that is not higher than the given last ones, one more than the highest of them.
  *
- * @throws BadNonce none is left within 19 digits
+ * @throws a {@link BadNonce} if there is none with 19 digits
  */
 export function nextNonce(clock: Clock, ...lasts: (bigint | undefined)[]): bigint {
   let next = nonceOf(clock);
@@ -62,9 +66,9 @@ export function nextNonce(clock: Clock, ...lasts: (bigint | undefined)[]): bigin
   return next;
 }
 
-/** Sees to {@link NonceSource.raiseNonce} in `scopes`. */
+/** {@link NonceSource.raiseNonce} for `scopes`. */
 export function raiseNonce(scopes: LastNonces, scope: string, seen: string, clock: Clock): void {
-  // Digits from the service: bounded before they are counted with.
+  // From the service, so checked before it is used.
   if (!isNonce(seen) || BigInt(seen) > nonceOf(clock) + DAY_MS) {
     throw new BadNonce(
       `the service has seen nonce ${seen.slice(0, 20)} of this key in ${scope}, more than a day ahead of the clock, perhaps from a program that counts nonces differently. The key is locked out there: use another key or room, or correct the clock`,
@@ -73,7 +77,7 @@ export function raiseNonce(scopes: LastNonces, scope: string, seen: string, cloc
   recordNonce(scopes, scope, BigInt(seen));
 }
 
-/** Nonces of a key that lives in this process alone. */
+/** The nonces of a key that only this process uses. */
 export class MemoryNonces implements NonceSource {
   readonly #lanes = new Lanes();
   readonly #last: LastNonces = new Map();

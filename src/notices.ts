@@ -1,6 +1,6 @@
 /**
- * What a request tells its caller before it is answered: progress, of which the latest counts, and log lines, of which
- * there are only so many, since each is a write.
+ * What the caller of a request is told before the answer: progress, of which only the latest counts, and log lines. Their
+ * number is limited, since each is a write.
  *
  * @module
  */
@@ -11,7 +11,7 @@ import type { LogLevel } from './tools.ts';
 
 /** Members of `params._meta`. */
 export const LOG_LEVEL = 'io.modelcontextprotocol/logLevel';
-/** Ties a notice to its request, since on a shared channel nothing else does. */
+/** The member of `_meta` that names the request of a notice: on a shared channel, nothing else does. */
 export const REQUEST_ID = 'chat.technocore/requestId';
 
 export const LEVELS: readonly string[] = [
@@ -25,11 +25,11 @@ export const LEVELS: readonly string[] = [
   'emergency',
 ];
 
-/** Notices that may go out at once, and the time that brings one more, ms. */
+/** How many notices can be sent at once, and the time after which another one can, ms. */
 const BURST = 10;
 const REFILL_MS = 1000;
 
-/** So many notices at once, then one each so often. */
+/** A limit on notices: so many at once, then one in each interval. */
 export class Budget {
   readonly #clock: Clock;
   #left = BURST;
@@ -40,7 +40,7 @@ export class Budget {
     this.#at = clock.now();
   }
 
-  /** 0: go ahead, it is counted. Else the ms to wait. */
+  /** Takes one. @returns 0, or if there is none, the time to wait, ms */
   take(): number {
     const now = this.#clock.now();
     this.#left = Math.min(BURST, this.#left + Math.max(0, now - this.#at) / REFILL_MS);
@@ -63,7 +63,7 @@ export class Notices {
   #ended: AbortController | undefined;
   #unlogged = 0;
 
-  /** @param meta of the request: whether it wants to hear of progress, and which log lines */
+  /** @param meta the `_meta` of the request: whether it asks for progress, and for which log lines */
   constructor(clock: Clock, id: Json, meta: Readonly<Record<string, unknown>>, emit: (frame: JsonObject) => unknown) {
     this.#clock = clock;
     this.#id = id;
@@ -72,7 +72,7 @@ export class Notices {
     this.#budget = new Budget(clock);
   }
 
-  /** Counts only where it rises. */
+  /** Reports progress. Ignored unless `done` rises. */
   progress(done: number, total?: number, message?: string): void {
     const progressToken = this.#meta['progressToken'] as Json | undefined;
     if (progressToken === undefined || !(done > this.#reported) || done === Number.POSITIVE_INFINITY) return;
@@ -119,7 +119,7 @@ export class Notices {
     this.#emit(rpcNotification('notifications/message', params));
   }
 
-  /** @param isCancelled whether nobody wants to know what was left out */
+  /** @param isCancelled whether to say nothing of lines that were left out */
   end(isCancelled: boolean): void {
     const unlogged = this.#unlogged;
     this.#unlogged = 0;

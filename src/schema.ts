@@ -1,9 +1,9 @@
 /**
- * Schemas: JSON Schema 2020-12, or anything that speaks Standard Schema (`~standard`), made into one kind of check.
+ * Schemas: JSON Schema 2020-12, or anything that implements Standard Schema (`~standard`), compiled to one kind of check.
  *
- * The values that are checked come from strangers, the schemas from the programmer. So everything that can be wrong
- * about a schema is an error when it is compiled, nothing is fetched, no code is generated, and the depth and the work
- * of a check are bounded. Patterns are the exception: the schema's author can write one that takes exponential time.
+ * The values that are checked come from strangers, the schemas from the programmer. So whatever is wrong with a schema is
+ * an error when it is compiled, nothing is fetched, no code is generated, and the depth and the work of a check are
+ * limited. Patterns are the exception: the schema's author can write one that takes exponential time.
  *
  * @module
  */
@@ -11,18 +11,18 @@ import { dereference, type OutputUnit, validate } from '@cfworker/json-schema';
 import { TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 
-/** Deepest nesting of a schema, and of a value that is checked. */
+/** The deepest nesting of a schema, and of a value that is checked. */
 const MAX_DEPTH = 64;
-/** Most values (members, items) in a value that is checked. */
+/** The most values (members, items) in a value that is checked. */
 const MAX_NODES = 10_000;
 /**
- * Most steps of one check, of some 10 µs. Recursive alternatives could otherwise take exponential time, and long lists
- * that are tried on many items fill the memory.
+ * The most steps of one check, of some 10 µs each. Without a limit, recursive alternatives could take exponential time,
+ * and long lists that are tried on many items could fill the memory.
  */
 const MAX_STEPS = 20_000;
 /**
- * What one step is beside applying a schema: so many entries of its lists, names it requires, characters of a text,
- * members.
+ * What counts as one step, besides applying a schema: so many entries of its lists, required names, characters of a text,
+ * or members of an object.
  */
 const LIST_STEP = 64;
 const REQUIRED_STEP = 4;
@@ -30,18 +30,18 @@ const TEXT_STEP = 8192;
 const WIDTH_STEP = 32;
 /** Objects with fewer members than this are not charged for them. */
 const WIDE = 256;
-/** Most items that are compared with each other. */
+/** The most items that are compared with each other. */
 const MAX_UNIQUE = 1000;
-/** Most `$id` inside one another: the validator reads a part once for each combination of those around it. */
+/** The most `$id` inside one another: the validator reads a part once for each combination of those around it. */
 const MAX_IDS = 4;
-/** Most characters in the addresses of all parts of a schema together. */
+/** The most characters in the addresses of all parts of a schema together. */
 const MAX_ADDRESSES = 1_000_000;
 
-/** The value to go on with, or what is wrong with the one given. */
+/** The result of a check: the value (perhaps converted), or what is wrong with it. */
 export type Checked = { value: unknown; problem?: never } | { problem: string };
 
 export interface Schema {
-  /** As JSON Schema, for lists; undefined when the schema has no such form. */
+  /** The schema as JSON Schema, for lists; undefined if it has no such form. */
   readonly json: { [keyword: string]: Json } | undefined;
   /** Never throws, never rejects. */
   readonly check: (value: unknown) => Checked | Promise<Checked>;
@@ -64,9 +64,11 @@ function bad(at: string, problem: string, cause?: unknown): TechnocoreError {
 }
 
 /**
- * @param direction which side of a schema with two sides (one that converts) is meant in lists
- * @throws TechnocoreError `bad_schema`: not JSON Schema 2020-12, a reference that leads out of it, a pattern that does
- *   not compile, nested too deeply
+ * Compiles a schema.
+ *
+ * @param direction which side lists show of a schema that converts values
+ * @throws a {@link TechnocoreError} `bad_schema` if it is not JSON Schema 2020-12, has a reference that leads out of it
+ * or a pattern that does not compile, or is nested too deeply
  */
 export function compileSchema(schema: object, direction: 'input' | 'output'): Schema {
   const standard = (schema as { '~standard'?: Standard } | undefined)?.['~standard'];
@@ -74,10 +76,10 @@ export function compileSchema(schema: object, direction: 'input' | 'output'): Sc
 }
 
 /**
- * The schema of a stranger, for his own values. He could choose patterns that take exponential time, and `uniqueItems`
- * over and over; so these are left out (formats are annotations anyway), which makes the check weaker, never stricter.
+ * Compiles a stranger's schema, for his own values. He could choose patterns that take exponential time, and use
+ * `uniqueItems` over and over. So these are left out, which makes the check weaker but never stricter.
  *
- * @throws TechnocoreError `bad_schema`: also one that what is left out would make stricter
+ * @throws a {@link TechnocoreError} `bad_schema`; also if leaving them out would make the check stricter
  */
 export function compileForeignSchema(schema: object): Schema {
   return bounded(compileJson(schema, true));
@@ -161,14 +163,14 @@ const KEYWORDS: { [keyword: string]: 'schema' | 'schemas' | 'map' | 'refused' | 
   maxProperties: count,
   minProperties: count,
   uniqueItems: (value) => typeof value === 'boolean',
-  // Keywords of other dialects that would silently constrain nothing, or something else.
+  // Keywords of other dialects, which would be ignored or mean something else.
   $recursiveRef: 'refused',
   $recursiveAnchor: 'refused',
   additionalItems: 'refused',
   dependencies: 'refused',
 };
 
-/** What a stranger can make costly, and where leaving that out lets less pass instead of more. */
+/** The keywords that a stranger can make costly, and those in which leaving them out would make the check stricter. */
 const COSTLY = /^(?:pattern|uniqueItems)$/;
 const TURNED = /^(?:not|if|oneOf|maxContains|patternProperties)$/;
 
@@ -176,11 +178,11 @@ const TURNED = /^(?:not|if|oneOf|maxContains|patternProperties)$/;
 const FORMATS =
   /^(?:date|time|date-time|duration|uri|uri-reference|uri-template|email|hostname|ipv4|ipv6|regex|uuid|json-pointer|relative-json-pointer)$/;
 
-/** Keywords that look at each character of a text, and those that tell of each name that is missing. */
+/** The keywords that look at each character of a text, and those that report each missing name. */
 const OF_TEXT = /^(?:minLength|maxLength|pattern|format)$/;
 const OF_NAMES = /^(?:required|dependentRequired)$/;
 
-/** What an address can be wrong about: the keywords that give or name one, and names that fit in none. */
+/** Where addresses can go wrong: the keywords that define or use one, and names that do not fit into one. */
 const ADDRESS = /^\$(?:id|ref|anchor|dynamicRef|dynamicAnchor)$/;
 const LONE = /\p{Surrogate}/u;
 
@@ -193,7 +195,7 @@ function entriesOf(value: unknown): number {
 
 /** A copy of a schema that the validator may write to, checked keyword by keyword. */
 class Copy {
-  /** Whether something may be wrong with the addresses of its parts. */
+  /** Whether the addresses of its parts must be checked. */
   isAddressed = false;
   /** Whether items are compared with each other anywhere. */
   hasUnique = false;
@@ -204,7 +206,7 @@ class Copy {
   #resources = 0;
   #addresses = 0;
   #steps = 0;
-  /** Steps that the longest text and the widest object of the value take each time. */
+  /** How many steps the longest text and the widest object of the value take each time. */
   #textSteps = 0;
   #widthSteps = 0;
 
@@ -221,12 +223,12 @@ class Copy {
   begin({ text, members }: Extent): void {
     this.#steps = 0;
     this.#textSteps = Math.floor(text / TEXT_STEP);
-    // Only a stranger applies more schemas to one object than it is worth.
+    // Only a stranger's schema may apply an unreasonable number of schemas to one object.
     this.#widthSteps = this.#foreign && members > WIDE ? Math.floor(members / WIDTH_STEP) : 0;
   }
 
   #copy(schema: unknown, at: string, depth: number, ids: number): { [keyword: string]: unknown } | boolean {
-    // Not `true` itself, or nobody would count how often it is applied.
+    // Not `true` itself, for which applications could not be counted.
     if (schema === true && depth > 0) return this.#counted({}, 0);
     if (typeof schema === 'boolean') return schema;
     if (!isObject(schema)) throw bad(at.slice(0, 200), 'must be an object or a boolean');
@@ -271,7 +273,7 @@ class Copy {
       } else if (!rule(value)) {
         throw bad(here, `cannot be ${JSON.stringify(value).slice(0, 80)}`);
       } else if (keyword === '$dynamicRef' || keyword === '$dynamicAnchor') {
-        // Within one schema resource the dynamic scope holds one anchor of a name: a plain reference finds the same.
+        // Within one schema resource there is one anchor of each name, so that a plain reference finds the same.
         const plain = keyword === '$dynamicRef' ? '$ref' : '$anchor';
         if (schema[plain] !== undefined) throw bad(here, `beside ${plain} is not supported`);
         this.#dynamic = true;
@@ -285,7 +287,7 @@ class Copy {
     return this.#counted(copy, Math.floor(more));
   }
 
-  /** The validator reads a member of an older draft of each schema that it applies: the place to count its steps. */
+  /** Counts applications: the validator reads a certain member (of an older draft) of each schema that it applies. */
   #counted(copy: { [keyword: string]: unknown }, more: number): { [keyword: string]: unknown } {
     const isOfText = Object.keys(copy).some((keyword) => OF_TEXT.test(keyword));
     const { type = 'object' } = copy as { type?: string | string[] };
@@ -342,7 +344,7 @@ function compileJson(schema: object, foreign = false): Schema {
     throw bad('', 'it is not JSON', cause);
   }
   const copy = new Copy(json, foreign);
-  // Where the validator can find no fault it waits for a value: loading it takes longer than all of this.
+  // If nothing can be wrong with the addresses, the validator is not loaded before the first value: that takes long.
   let parts = copy.isAddressed ? dereferenced(copy.root) : undefined;
   const check = (value: unknown): Checked => {
     const extent = extentOf(value);
@@ -361,7 +363,7 @@ function compileJson(schema: object, foreign = false): Schema {
   return { json, check };
 }
 
-/** Keywords whose errors only say that there are errors below. */
+/** The keywords whose errors only say that there are others below. */
 const OUTER = /^(?:\$ref|properties|patternProperties|items|prefixItems|allOf|if|dependentSchemas|false)$/;
 
 function explained(errors: OutputUnit[]): string {
@@ -386,7 +388,7 @@ function compileStandard(standard: Standard, direction: 'input' | 'output'): Sch
   try {
     json = standard.jsonSchema?.[direction]({ target: 'draft-2020-12' });
   } catch {
-    // It has no JSON form: it can be checked, and not be shown.
+    // It has no JSON form: it can check, but not be shown.
   }
   return {
     json: isObject(json) ? JSON.parse(JSON.stringify(json)) : undefined,

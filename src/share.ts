@@ -1,6 +1,6 @@
 /**
- * A mailbox that several servers read: which messages are for this one, what is kept of those for others in case that one
- * of them dies, and what such a one may have done with them.
+ * A mailbox that several servers share: which messages are for this one, which of those for others are kept in case one
+ * of them dies, and what a server that died may have done with them.
  *
  * @module
  */
@@ -16,7 +16,7 @@ import { PATIENCE_MS, type Place, readView } from './rooms.ts';
 import type { Signer } from './signer.ts';
 import { FRAME_MEMBER } from './spill.ts';
 
-/** Messages for others that are kept, and such of one key. */
+/** How many messages for other servers are kept: in all, and of one key. */
 const MAX_KEPT = 4096;
 const MAX_OF_KEY = MAX_KEPT / 4;
 /**
@@ -24,26 +24,24 @@ const MAX_OF_KEY = MAX_KEPT / 4;
  * again.
  */
 const HISTORY = 4000;
-/** How long a look into a reply room stands, ms, and how many are kept. */
+/** For how long a view of a reply room is used, ms, and how many are kept. */
 const LOOK_MS = 3000;
 const MAX_LOOKS = 64;
 
 type Frame = JsonObject | Json[];
 
-/**
- * What a message is to the server that handles it: a new one; one that another may have begun; one that another finished.
- */
+/** What a message is to a server: new; perhaps begun by another server that died; or finished by another server. */
 export type Standing = 'new' | 'uncertain' | 'finished';
 
-/** What a share asks of its server, and tells it. */
+/** What a share needs of its server. */
 export interface ShareHooks {
-  /** Handles a message: what is not new does not run; ids of all are remembered. */
+  /** Handles a message. Only a new one runs; the ids of all are remembered. */
   handle(m: Incoming, frame: Frame, standing: Standing): void;
-  /** Up to where the mailbox was read. */
+  /** How far the mailbox has been read. */
   place(): Place;
   /** Checks whether the mailbox was recreated. */
   recheck(signal: AbortSignal): Promise<void>;
-  /** Seq of the oldest message under way whose sender fits; undefined: there is none. */
+  /** The `seq` of the oldest message under way whose sender fits; undefined if there is none. */
   unfinished(fits: (from: string) => boolean): number | undefined;
 }
 
@@ -54,12 +52,12 @@ export class Share {
   readonly #mailbox: string;
   readonly #hooks: ShareHooks;
   readonly #claims: Claims;
-  /** Messages for others, by seq, rising. */
+  /** Messages for other servers, by `seq`, rising. */
   #kept = new Map<number, { m: Incoming; frame: Frame; partition: number }>();
   readonly #keptOf = new Map<string, number>();
   readonly #looks = new Map<string, { at: number; view: Promise<PolledView> }>();
   #start = 0;
-  /** The last message seen, of whomever; undefined when the next one may follow upon such as were lost. */
+  /** The `seq` of the last message seen, from anybody; undefined if messages may have been lost before the next one. */
   #last: number | undefined;
   #lostBefore: number | undefined;
 
@@ -92,20 +90,20 @@ export class Share {
   }
 
   /**
-   * When the first message was written before which some were lost to us, by the clock of the service, ms: of what was
-   * signed by then nobody here can tell whether another server took it.
+   * When the first message after a gap was written, by the service's clock, ms. Of what was signed before, this server
+   * cannot tell whether another one took it.
    */
   get lostBefore(): number | undefined {
     return this.#lostBefore;
   }
 
-  /** Seq of the oldest message that is kept. */
+  /** The `seq` of the oldest message that is kept. */
   get oldest(): number | undefined {
     return this.#kept.keys().next().value;
   }
 
   /**
-   * Where to begin to read.
+   * Returns where to begin to read.
    *
    * @param place where this server stopped, if that is known
    */
@@ -119,30 +117,31 @@ export class Share {
     return compact({ since, generation });
   }
 
-  /** Keeps the share until the signal aborts; rejects with its reason. */
+  /** Maintains the share until the signal aborts. Rejects with its reason. */
   run(signal: AbortSignal): Promise<never> {
     return this.#claims.run(signal);
   }
 
-  /** Takes on nothing more. */
+  /** Takes no more partitions. */
   stop(): void {
     this.#claims.stop();
   }
 
-  /** Leaves to others what it has; to be called when nothing is under way any more. */
+  /** Gives the share to the other servers. To be called when nothing is under way any more. */
   release(): Promise<void> {
     return this.#claims.release();
   }
 
   /**
-   * The mailbox was recreated: of what is kept nobody can tell any more, by its place, whether it was begun.
+   * Tells that the mailbox was recreated: whether the messages that are kept were begun can no longer be told by their
+   * `seq`.
    *
-   * @param goesOn whether its seqs go on where those of the one before ended
+   * @param goesOn whether the `seq` goes on where that of the old room ended
    */
   reset(goesOn: boolean): void {
     for (const seq of [...this.#kept.keys()]) this.#drop(seq);
     this.#last = undefined;
-    // Where seqs go on, what others finished in the new room is known by them, though we find out late that there is one.
+    // If it goes on, it still tells what others have finished in the new room, even if we learn of that room late.
     if (!goesOn) this.#claims.reset();
   }
 
@@ -151,15 +150,15 @@ export class Share {
     return this.#claims.holds(partitionOf(from));
   }
 
-  /** Takes note of a message, of whomever. */
+  /** Records that a message was seen, from anybody. */
   saw({ seq, at }: Incoming): void {
     const isNext = seq === (this.#last ?? seq) + 1;
-    // By a clock that was set back since, some may just as well be signed until now, and nobody is to sign ahead of it.
+    // The earlier of two times: if the service's clock was set back, nobody should have to sign ahead of it.
     if (at !== undefined && (!isNext || at < (this.#lostBefore ?? at))) this.#lostBefore = at;
     this.#last = seq;
   }
 
-  /** Takes a message: hands it to the server if it is for this one, else keeps it. */
+  /** Passes a message to the server if it is for this one, else keeps it. */
   message(m: Incoming, frame: Frame): void {
     const partition = partitionOf(m.from);
     if (this.#claims.takes(partition, m.seq)) {
@@ -168,14 +167,14 @@ export class Share {
     } else this.#keep(m, frame, partition);
   }
 
-  /** Takes back a message that could not be begun: the lease was over. */
+  /** Takes back a message that could not be begun because the lease had ended. */
   again(m: Incoming, frame: Frame): void {
     if (this.#kept.has(m.seq)) return;
     this.#keep(m, frame, partitionOf(m.from));
     this.#kept = new Map([...this.#kept].sort(([a], [b]) => a - b));
   }
 
-  /** The answer to a request that stands in a reply room, by whichever server; undefined when none does. */
+  /** The answer to a request that any of the servers has written into its reply room; undefined if there is none. */
   async answerIn(room: string, id: string): Promise<string | undefined> {
     const { messages } = await this.#look(room);
     for (const m of [...messages].reverse()) {
@@ -208,7 +207,7 @@ export class Share {
     const { from, seq } = m;
     const own = this.#keptOf.get(from) ?? 0;
     if (own >= MAX_OF_KEY || this.#kept.size >= MAX_KEPT) {
-      // Whoever has it most likely handles it; if not, it is lost.
+      // Its own server most likely handles it. If that server dies, it is lost.
       const [oldest] = [...this.#kept.values()].filter((one) => own < MAX_OF_KEY || one.m.from === from);
       drop(this.#t, 'skipped', oldest!.m, { reason: 'too much for others' });
       this.#drop(oldest!.m.seq);
@@ -229,7 +228,7 @@ export class Share {
   }
 
   #finished(partition: number, done: number): void {
-    // A seq beyond the end is of a room before this one.
+    // A `seq` beyond the end belongs to an earlier room.
     if (done > this.#hooks.place().since) return;
     for (const [seq, one] of this.#kept) {
       if (seq > done) return;
@@ -240,7 +239,7 @@ export class Share {
   #flush(partition: number): void {
     for (const [seq, one] of this.#kept) {
       if (one.partition !== partition || !this.#claims.takes(partition, seq)) continue;
-      // The server has it before it is kept no more, so that its place never runs ahead.
+      // First passed on, then dropped here, so that the server's saved place never runs ahead of it.
       this.#handle(one.m, one.frame, partition);
       this.#remove(seq, one.m.from);
     }

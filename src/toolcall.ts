@@ -1,5 +1,5 @@
 /**
- * One call of a tool while it runs: what the tool may do meanwhile, and what comes of it for the caller.
+ * One call of a tool while it runs: what the tool can do meanwhile, and what the caller gets.
  *
  * @module
  */
@@ -15,12 +15,12 @@ import type { ToolContext } from './tools.ts';
 /** Members of `params._meta`. */
 export const CLIENT_CAPABILITIES = 'io.modelcontextprotocol/clientCapabilities';
 export const MISSING_CAPABILITY = -32021;
-/** Something to ask the caller. */
+/** A question to the caller. */
 interface Question {
   readonly key: string;
   readonly method: string;
   readonly params?: object;
-  /** The capability it takes and the caller did not declare. */
+  /** The capability that it requires, if the caller did not declare it. */
   readonly missing: JsonObject | undefined;
   /** What is wrong with an answer. */
   readonly problemOf: (answer: JsonObject) => string | undefined | Promise<string | undefined>;
@@ -39,7 +39,7 @@ export class ToolCall extends Call implements ToolContext {
   readonly #answers: ReadonlyMap<string, JsonObject>;
   /** What the caller must answer before the tool can go on. */
   readonly questions: Map<string, JsonObject> = new Map();
-  /** The answers this run made use of. */
+  /** The answers that this run has used. */
   readonly used: Map<string, JsonObject> = new Map();
   /** Why the call ends in a protocol error. */
   fault: RpcError | undefined;
@@ -61,14 +61,14 @@ export class ToolCall extends Call implements ToolContext {
     this.#answers = answers;
   }
 
-  /** `silence` is called when the caller cancels: nothing goes back any more. */
+  /** @param silence called when the caller cancels: from then on nothing is sent */
   start(silence: () => void): void {
     this.#cancelled = silence;
   }
 
   cancel(reason: string | undefined): void {
     const controller = this.#controller();
-    // First the end: what the tool does about the abort is its own affair.
+    // Ended first, so that nothing that the tool does on the abort is sent.
     this.#noticed?.end(true);
     this.end();
     controller.abort(new DOMException(reason ?? 'the caller cancelled the request', 'AbortError'));
@@ -162,7 +162,7 @@ export class ToolCall extends Call implements ToolContext {
 
   #ask<T>(question: Question): Promise<T> {
     const answer = this.#answer(question);
-    // A tool that does not wait for its question must not bring the process down.
+    // A tool that does not await its question must not cause an unhandled rejection.
     answer.catch(() => {});
     return answer as Promise<T>;
   }
@@ -189,7 +189,7 @@ export class ToolCall extends Call implements ToolContext {
   }
 }
 
-/** Whether something required is not declared. */
+/** Whether a required capability is not declared. */
 function lacks(declared: unknown, required: JsonObject): boolean {
   return Object.entries(required).some(
     ([name, inner]) =>
