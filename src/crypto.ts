@@ -1,7 +1,8 @@
 /**
- * The primitives, each twice: by noble, which defines what is correct and is always there, and by `node:crypto` where
- * that can be had synchronously, which is 3 to 30 times as fast. Which one works is found out per primitive, at its
- * first use, by a known answer. Nothing here shows a secret: keys live in closures.
+ * The cryptographic primitives, each in two versions: by noble, which defines what is correct and is always available,
+ * and by `node:crypto` where that can be loaded synchronously, which is 3 to 30 times as fast. Whether the native version
+ * works is found out at the first use of each primitive, by a known answer. Nothing here shows a secret: keys are held by
+ * closures.
  *
  * @module
  */
@@ -28,7 +29,8 @@ export interface X25519Key {
   /**
    * The secret shared with the holder of `peer`, 32 bytes, to be hashed before use.
    *
-   * @throws BadKey not 32 bytes, or a point of small order, with which the secret would be no secret
+   * @throws a {@link BadKey} if `peer` does not have 32 bytes, or is of small order, so that the secret would be known to
+   * all
    */
   shared(peer: Uint8Array): Uint8Array;
 }
@@ -36,12 +38,12 @@ export interface X25519Key {
 /** Authenticated encryption under one key, with nonces of 12 bytes and tags of 16, at the end of the sealed bytes. */
 export interface Aead {
   /**
-   * Never use a nonce twice.
+   * Encrypts. Never use a nonce twice.
    *
-   * @throws BadKey the nonce has not 12 bytes
+   * @throws a {@link BadKey} if the nonce does not have 12 bytes
    */
   seal(nonce: Uint8Array, plain: Uint8Array, aad?: Uint8Array): Uint8Array;
-  /** Undefined when it does not authenticate, whatever the reason. */
+  /** Decrypts; undefined if it does not authenticate, for whatever reason. */
   open(nonce: Uint8Array, sealed: Uint8Array, aad?: Uint8Array): Uint8Array | undefined;
 }
 
@@ -78,7 +80,7 @@ function nodeCrypto(): NodeCrypto | undefined {
 let nativeAllowed = true;
 
 /**
- * For tests and benchmarks: keys and results made from now on come from noble alone (`false`) or from the best back end.
+ * For tests and benchmarks: whether the native versions are used from now on, where there are any.
  *
  * @internal
  */
@@ -125,7 +127,7 @@ export class Backends<F> {
   }
 }
 
-/** The known answers are those to zeros, and are compared by their first four bytes. */
+/** Input for the known answers, of which the first four bytes are compared. */
 const zeros = (length: number): Uint8Array => new Uint8Array(length);
 const begins = (bytes: Uint8Array, hex: string): boolean => toHex(bytes.subarray(0, 4)) === hex;
 
@@ -135,10 +137,10 @@ function plainBytes(buffer: Uint8Array): Uint8Array {
 }
 
 /**
- * The bytes themselves, if they are 32, as all keys are here.
+ * Returns the bytes if there are 32, as of all keys here.
  *
- * @param what what they are, for the error
- * @throws BadKey
+ * @param what what they are, for the error message
+ * @throws a {@link BadKey} if not
  */
 export function check32(key: Uint8Array, what: string): Uint8Array {
   if (!(key instanceof Uint8Array) || key.length !== 32) throw new BadKey(`${what} has 32 bytes`);
@@ -218,8 +220,7 @@ const MAX_KNOWN_BYTES = 2048;
 let remembers = true;
 
 /**
- * For benchmarks of two ends that would be two programs: whether a signature that was made or checked here is known
- * again.
+ * For benchmarks in which one process plays both ends: whether signatures made or checked here are recognized.
  *
  * @internal
  */
@@ -250,7 +251,7 @@ function remember(publicKey: Uint8Array, signature: Uint8Array, message: Uint8Ar
  * The Ed25519 key pair of a seed.
  *
  * @param seed 32 bytes, not kept
- * @throws BadKey not 32 bytes
+ * @throws a {@link BadKey} if there are not 32 bytes
  */
 export function ed25519(seed: Uint8Array): Ed25519Key {
   const { publicKey, sign } = ed25519Backends.best(check32(seed, 'an Ed25519 seed'));
@@ -272,7 +273,7 @@ export const verifyBackends: Backends<(publicKey: Uint8Array, signature: Uint8Ar
       const { Point } = nobleEd25519;
       const R = signature.subarray(0, 32);
       try {
-        // Both throw on what they should not be given: no point of the curve, or S >= L.
+        // Both throw on invalid input: not a point of the curve, or S >= L.
         const A = Point.fromBytes(publicKey);
         const SB = Point.BASE.multiplyUnsafe(littleEndian(signature.subarray(32)));
         return equalBytes(SB.subtract(A.multiplyUnsafe(hashToScalar(R, publicKey, message))).toBytes(), R);
@@ -306,9 +307,9 @@ export const verifyBackends: Backends<(publicKey: Uint8Array, signature: Uint8Ar
   );
 
 /**
- * Whether an Ed25519 signature is good, as strictly as the strictest service judges: the key and R are neither of small
- * order nor written in a second way, S < L, and R is compared as bytes, without the cofactor. False, not an error, for
- * wrong lengths. (By default noble takes all of these, and OpenSSL takes small orders.)
+ * Verifies an Ed25519 signature, as strictly as the strictest service does: neither the key nor R is of small order or
+ * not canonical, S < L, and R is compared as bytes, without the cofactor. False, not an error, for wrong lengths. (By
+ * default noble accepts all of these, and OpenSSL accepts small orders.)
  */
 export function ed25519Verify(publicKey: Uint8Array, signature: Uint8Array, message: Uint8Array): boolean {
   if (signature.length !== 64) return false;
@@ -319,7 +320,7 @@ export function ed25519Verify(publicKey: Uint8Array, signature: Uint8Array, mess
   return isGood;
 }
 
-/** Whether 32 bytes can be an honest Ed25519 public key: not of small order, nor written in a second way. */
+/** Whether 32 bytes can be an honest Ed25519 public key: not of small order, and canonical. */
 export function isHonestPoint(bytes: Uint8Array): boolean {
   return bytes.length === 32 && !unfit(bytes, UNFIT_Y);
 }
@@ -365,7 +366,7 @@ export const x25519Backends: Backends<(privateKey: Uint8Array) => X25519Key> = /
  * The X25519 key pair of a private key (RFC 7748). Clamping happens inside; the key itself may be any 32 bytes.
  *
  * @param privateKey 32 bytes, not kept
- * @throws BadKey not 32 bytes
+ * @throws a {@link BadKey} if there are not 32 bytes
  */
 export function x25519(privateKey: Uint8Array): X25519Key {
   const { publicKey, shared } = x25519Backends.best(check32(privateKey, 'an X25519 private key'));
@@ -377,7 +378,7 @@ export function x25519(privateKey: Uint8Array): X25519Key {
         const secret = shared(peer);
         if (secret.some((byte) => byte !== 0)) return secret;
       } catch {
-        // Both back ends throw on a secret of zeros, each in its own words.
+        // Both versions throw on a secret of zeros, each with its own error.
       }
       throw new BadKey('the X25519 public key is of small order');
     },
@@ -385,8 +386,8 @@ export function x25519(privateKey: Uint8Array): X25519Key {
 }
 
 /**
- * Whether 32 bytes are a public key in its only spelling (below 2^255-19) and of no small order. X25519 itself reads
- * every 32 bytes as some key, so strangers' keys are checked where a second spelling would matter.
+ * Whether 32 bytes are a canonical X25519 public key (below 2^255-19) that is not of small order. X25519 itself accepts
+ * any 32 bytes, so strangers' keys are checked where a second spelling would matter.
  */
 export function isCanonicalX25519(publicKey: Uint8Array): boolean {
   return publicKey.length === 32 && publicKey[31]! < 128 && !unfit(publicKey, UNFIT_U);
@@ -488,7 +489,7 @@ export const chachaPolyBackends: Backends<MakeAead> = /* @__PURE__ */ new Backen
 /**
  * AES-256-GCM under a key of 32 bytes, which is copied.
  *
- * @throws BadKey not 32 bytes
+ * @throws a {@link BadKey} if there are not 32 bytes
  */
 export function aesGcm(key: Uint8Array): Aead {
   return checkedAead(aesGcmBackends, key);
@@ -497,7 +498,7 @@ export function aesGcm(key: Uint8Array): Aead {
 /**
  * ChaCha20-Poly1305 (RFC 8439) under a key of 32 bytes, which is copied.
  *
- * @throws BadKey not 32 bytes
+ * @throws a {@link BadKey} if there are not 32 bytes
  */
 export function chachaPoly(key: Uint8Array): Aead {
   return checkedAead(chachaPolyBackends, key);
@@ -505,7 +506,7 @@ export function chachaPoly(key: Uint8Array): Aead {
 
 // --- hashes -------------------------------------------------------------------------------------------------------
 
-// One call instead of an object, and text instead of a Buffer: twice as fast for what is hashed here.
+// One call instead of a hash object, and a string instead of a Buffer: twice as fast for inputs as short as ours.
 function digestInto(crypto: NodeCrypto, bytes: Uint8Array, into: Uint8Array, at: number): void {
   const text = crypto.hash('sha256', bytes, 'binary');
   for (let i = 0; i < 32; i++) into[at + i] = text.charCodeAt(i);
@@ -528,7 +529,7 @@ export const sha256Backends: Backends<(bytes: Uint8Array) => Uint8Array> = /* @_
 export const hmacBackends: Backends<(key: Uint8Array, bytes: Uint8Array) => Uint8Array> = /* @__PURE__ */ new Backends(
   (key: Uint8Array, bytes: Uint8Array): Uint8Array => hmac(nobleSha256, key, bytes),
   (crypto) => {
-    // An array of more than 64 bytes costs more than hashing it: what is short is put together here, and wiped.
+    // Allocating more than 64 bytes costs more than hashing them: short input is assembled here, and wiped.
     const [inner, outer] = [new Uint8Array(256), new Uint8Array(96)];
     return (key, bytes) => {
       const short = key.length > 64 ? nativeSha256(crypto, key) : key;
@@ -563,15 +564,15 @@ export function hmacSha256(key: Uint8Array, bytes: Uint8Array): Uint8Array {
 /**
  * HKDF-SHA256 (RFC 5869), extract and expand.
  *
- * @param salt no bytes for none
- * @param length bytes wanted, 0 to 8160
- * @throws BadKey more bytes than HKDF gives
+ * @param salt empty for none
+ * @param length how many bytes to return, 0 to 8160
+ * @throws a {@link BadKey} if it is more
  */
 export function hkdfSha256(ikm: Uint8Array, salt: Uint8Array, info: Uint8Array, length: number): Uint8Array {
   if (!(length >= 0 && length <= 255 * 32)) throw new BadKey('HKDF-SHA256 gives at most 8160 bytes');
   const key = hmacSha256(salt, ikm);
   const out = new Uint8Array(Math.ceil(length / 32) * 32);
-  // The block before, info, the number of the block; the first has none before it.
+  // The previous block (none for the first one), info, the number of the block.
   const input = new Uint8Array(33 + info.length);
   input.set(info, 32);
   for (let i = 0; i * 32 < length; i++) {
@@ -584,15 +585,15 @@ export function hkdfSha256(ikm: Uint8Array, salt: Uint8Array, info: Uint8Array, 
 }
 
 /**
- * Random bytes of the platform's generator, any number of them.
+ * Random bytes from the platform's generator, any number of them.
  *
- * @throws BadKey the platform has none
+ * @throws a {@link BadKey} if the platform has none
  */
 export function randomBytes(length: number): Uint8Array {
   const { crypto } = globalThis;
   if (crypto?.getRandomValues === undefined) throw new BadKey('this platform has no random generator');
   const bytes = new Uint8Array(length);
-  // One call gives 65,536 at most.
+  // One call returns 65,536 at most.
   for (let at = 0; at < length; at += 65536) crypto.getRandomValues(bytes.subarray(at, at + 65536));
   return bytes;
 }

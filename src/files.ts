@@ -9,8 +9,8 @@
  * - taking it over: rename the dead owner's entry onto the own one. Of several who try, one succeeds, the others find
  *   nothing to rename; who succeeds holds the lock, and if it dies as well, its entry is the next one to be renamed.
  *
- * So `<path>` is unlinked by nobody but the process whose entry is the same file, and there is no moment in which one
- * could check an owner and then remove the lock of the next. A process can be killed between any two steps.
+ * So only the process whose entry is the same file ever unlinks `<path>`: nobody can check an owner and then remove the
+ * lock of the next one. A process can be killed between any two steps.
  *
  * @module
  */
@@ -65,27 +65,25 @@ export function systemCode(e: unknown): string | undefined {
   return typeof code === 'string' ? code : undefined;
 }
 
-/** The most bytes of a file that is read: longer texts cannot be had in V8. */
+/** The most bytes of a file that is read: V8 cannot hold longer strings. */
 const MAX_BYTES = 2 ** 29;
 
-/** Like an error of the system, for what the system would read. */
+/** An error like one of the system, for a file that we refuse to read. */
 const unusable = (path: string, code: string): Error => Object.assign(new Error(`${path}: ${code}`), { code });
 
-/** What says that this is a browser, or a Worker. */
+/** The error for platforms without files, such as browsers and Workers. */
 export const noFileSystem = (): Unavailable =>
   new Unavailable('there is no file system here: this needs Node, Bun or Deno');
 
-/**
- * What a runtime with permissions (Deno) throws where one was not given is an error of ours; anything else is as it is.
- */
+/** The error to throw for an error of the system: one of ours if a runtime with permissions (Deno) denied one. */
 function refusalOf(cause: unknown): unknown {
   const { name, message } = (cause ?? {}) as { name?: unknown; message?: unknown };
   return name === 'NotCapable' ? new Unavailable(`this program has no permission: ${message}`, cause) : cause;
 }
 
-/** A builtin module, whose functions throw {@link refusalOf} what they threw. */
+/** A builtin module whose errors are passed through {@link refusalOf}. */
 function permitted<T extends object>(module: T): T {
-  // Not around the module itself: what that says is fixed must be given as it is.
+  // The target is not the module itself: a proxy must return the fixed properties of its target unchanged.
   return new Proxy({} as T, {
     get(_, name) {
       const member: unknown = Reflect.get(module, name);
@@ -106,7 +104,7 @@ function permitted<T extends object>(module: T): T {
   });
 }
 
-/** Undefined where `work` fails with one of the codes, else what it gives. */
+/** The result of `work`; undefined if it fails with one of the codes. */
 async function unless<T>(codes: string[], work: () => T | Promise<T>): Promise<T | undefined> {
   try {
     return await work();
@@ -116,14 +114,14 @@ async function unless<T>(codes: string[], work: () => T | Promise<T>): Promise<T
   }
 }
 
-/** A process, as the name of a file tells it. Empty where the platform does not say. */
+/** A process, as it is part of a file's name. Members are empty if the platform does not tell. */
 interface Owner {
   readonly pid: string;
-  /** When the process started, in ticks since the machine did: a pid is used again, the pair is not. */
+  /** When the process started, in ticks since the machine did: pids are reused, pairs of both are not. */
   readonly start: string;
-  /** The machine's current run. */
+  /** An id of the machine's present run. */
   readonly boot: string;
-  /** The pid namespace, outside of which a pid means nothing. */
+  /** The pid namespace, outside of which the pid means nothing. */
   readonly space: string;
   /** The machine. */
   readonly host: string;
@@ -131,7 +129,7 @@ interface Owner {
 
 /** A file that names its owner: a lock's entry, or with `.tmp` a file not yet in its place. */
 interface Owned extends Owner {
-  /** The name of the lock or file it is for. */
+  /** The name of the lock or file to which it belongs. */
   readonly base: string;
   readonly temporary?: string;
 }
@@ -146,7 +144,7 @@ export interface Log {
   close(): Promise<void>;
 }
 
-/** How long a lock is waited for, ms, and after which time of that it is said that it is. */
+/** How long a lock is waited for, ms, and after how much of that `onWait` is called. */
 const PATIENCE_MS = 30_000;
 const SILENCE_MS = 2000;
 
@@ -191,20 +189,20 @@ export class Files {
 
   // --- files ----------------------------------------------------------------------------------------------------
 
-  /** True where the mode of a file says who may read it. */
+  /** True if the mode of a file tells who can read it. */
   get hasModes(): boolean {
     return this.#process.platform !== 'win32';
   }
 
-  /** The text of a file and its permission bits; undefined when there is none. */
+  /** The text of a file, with its mode; undefined if there is no such file. */
   async read(path: string): Promise<{ text: string; mode: number } | undefined> {
     const { O_RDONLY, O_NONBLOCK = 0 } = this.#fs.constants;
-    // Non-blocking, or a pipe in the file's place would hold us for ever.
+    // Non-blocking, since a pipe in the place of the file would block us without end.
     const file = await unless(['ENOENT'], () => this.#fs.openSync(path, O_RDONLY | O_NONBLOCK));
     if (file === undefined) return undefined;
     try {
       const stat = this.#fs.fstatSync(file);
-      // A device may have no end, what comes out of a pipe is not what was kept, and no text is as long as that.
+      // A device may have no end, and a pipe does not return what was written before.
       if (!stat.isFile() && !stat.isDirectory()) throw unusable(path, 'it is not a regular file');
       if (stat.size > MAX_BYTES) throw unusable(path, 'it is too large');
       return { text: this.#fs.readFileSync(file, 'utf8'), mode: stat.mode & 0o777 };
@@ -215,7 +213,7 @@ export class Files {
 
   /** Makes a directory and those above it, for the owner alone. */
   async makeDir(path: string): Promise<void> {
-    // The name of each new directory stands in the one above it.
+    // The name of each new directory is in its parent, which must reach the disk.
     for (const made of this.#makeDirs(path)) await this.syncDir(this.path.dirname(made));
   }
 
@@ -228,7 +226,7 @@ export class Files {
       if (systemCode(e) !== 'ENOENT' || above === path) throw e;
     }
     const made = this.#makeDirs(above);
-    // Once: Node's own way tries for ever where a directory is there that takes no names, as /proc.
+    // Once: Node's `recursive` retries without end where a directory accepts no new names, as in /proc.
     return [...this.#mkdir(path), ...made];
   }
 
@@ -237,7 +235,7 @@ export class Files {
       this.#fs.mkdirSync(path, { mode: 0o700 });
       return [path];
     } catch (e) {
-      // It may be there, whatever the system says of making it once more.
+      // The directory may exist, whatever error the system reports for creating it again.
       if (this.#isDirectory(path)) return [];
       throw e;
     }
@@ -256,7 +254,7 @@ export class Files {
     if (!this.hasModes) return;
     const file = this.#fs.openSync(path, 'r');
     try {
-      // Some network file systems refuse, and keep names at once anyway.
+      // Some network file systems refuse this; they store names at once anyway.
       await unless(['EINVAL', 'ENOTSUP'], () => this.#sync(file));
     } finally {
       this.#fs.closeSync(file);
@@ -269,15 +267,12 @@ export class Files {
     });
   }
 
-  /**
-   * Puts a new text in the place of a file, for the owner alone to read: at any time the old or the new one is there,
-   * whole.
-   */
+  /** Replaces a file, readable by its owner only: at any time, either the old or the new text is there, complete. */
   async replace(path: string, text: string): Promise<void> {
     await this.#written(path, text, (temporary) => this.#fs.renameSync(temporary, path));
   }
 
-  /** Makes a file, for the owner alone to read. @returns false when there was one, which stays as it is. */
+  /** Creates a file, readable by its owner only. @returns false if there was one, which is left as it is */
   async create(path: string, text: string): Promise<boolean> {
     let made = true;
     await this.#written(path, text, (temporary) => {
@@ -291,7 +286,7 @@ export class Files {
     return made;
   }
 
-  /** A file that is written at its end, for the owner alone to read. */
+  /** A file that is appended to, readable by its owner only. */
   log(path: string): Log {
     let handle: Handle | undefined;
     const close = async (): Promise<void> => {
@@ -335,26 +330,26 @@ export class Files {
 
   // --- owners ---------------------------------------------------------------------------------------------------
 
-  /** A name beside `path` that nobody ever had, and that says whose it is. */
+  /** A unique name beside `path` that names this process as its owner. */
   #name(path: string): string {
     const { pid, start, boot, space, host } = this.#me;
     return `${path}.${pid}-${start}-${boot}-${space}-${host}-${toHex(randomBytes(6))}`;
   }
 
-  /** What the system says of a process; undefined where it says nothing. */
+  /** What the system tells of a process; undefined if nothing. */
   #running(pid: string): { start: string; ended: boolean } | undefined {
     try {
       const stat = this.#fs.readFileSync(`/proc/${pid}/stat`, 'utf8');
       // The second field is the program's name, in parentheses, and may hold anything.
       const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
-      // A zombie's last thread is gone, so that no call it was in can still take effect; its parent may never look.
+      // A zombie counts as ended once its last thread is gone: no call of it can still take effect.
       return { start: fields[19] ?? '', ended: /^[ZX]/.test(fields[0]!) && Number(fields[17]) <= 1 };
     } catch {
       return undefined;
     }
   }
 
-  /** Whether an owner is dead beyond doubt. Of another machine or container nobody here can tell. */
+  /** Whether an owner is certainly dead. Of another machine or container that cannot be told here. */
   #isDead(owner: Owner): boolean {
     const me = this.#me;
     if (owner.host !== me.host) return false;
@@ -372,11 +367,11 @@ export class Files {
   // --- locks ----------------------------------------------------------------------------------------------------
 
   /**
-   * Takes the lock called `path`, waiting for it up to 30 s.
+   * Takes the lock called `path`. Waits for it for up to 30 seconds.
    *
-   * @param onWait told once, after 2 s, who has it
-   * @returns releases it; never throws
-   * @throws Unavailable somebody kept it, or this file system cannot do it; says who and what to do
+   * @param onWait called once, after 2 seconds, with who has it
+   * @returns a function that releases it, and never throws
+   * @throws an {@link Unavailable} if somebody keeps it, or the file system has no hard links; says who, and what to do
    * @throws the signal's reason when it aborts
    */
   async lock(
@@ -400,7 +395,7 @@ export class Files {
         } catch (e) {
           if (systemCode(e) !== 'EEXIST') throw e;
         }
-        // Looking who holds it costs more than trying again.
+        // Not each time: finding out who holds it costs more than trying again.
         if (tries % 8 === 4 && (await this.#takeOver(path, mine))) break;
         if (left <= 0) throw await this.#held(path);
         if (onWait && !isTold && left <= PATIENCE_MS - SILENCE_MS) {
@@ -424,11 +419,11 @@ export class Files {
       if (await this.#same(path, mine)) await this.#remove(path);
       await this.#remove(mine);
     } catch {
-      // The disk fails. What was done under the lock is done; the next one who wants the lock is told.
+      // The disk fails. What was done under the lock is done, and the next one who wants the lock gets the error.
     }
   }
 
-  /** Whether two names are there and are one file. */
+  /** Whether two names exist and are the same file. */
   async #same(one: string, other: string): Promise<boolean> {
     const inode = (path: string): Promise<bigint | undefined> =>
       unless(['ENOENT'], async () => (await this.#fs.statSync(path, { bigint: true })).ino);
@@ -453,16 +448,16 @@ export class Files {
     return undefined;
   }
 
-  /** Takes a lock over if its owner is dead. `mine` may be there or not. */
+  /** Takes over a lock if its owner is dead. `mine` need not exist. */
   async #takeOver(path: string, mine: string): Promise<boolean> {
     const [entry, owner] = (await this.#holder(path)) ?? [];
     if (entry === undefined || !this.#isDead(owner!)) return false;
     await unless(['ENOENT'], () => this.#fs.renameSync(entry, mine));
-    // Not so when somebody was quicker, or when it was released just before the death.
+    // False if another process was faster, or the owner released the lock just before it died.
     return this.#same(mine, path);
   }
 
-  /** Who holds a lock, for a person. */
+  /** Who holds a lock, in words. */
   async #whoHas(path: string): Promise<string> {
     const [, owner] = (await this.#holder(path)) ?? [];
     const me = this.#me;
@@ -478,12 +473,12 @@ export class Files {
     );
   }
 
-  /** Removes from a directory what dead processes left there: locks, entries, files not yet in their place. */
+  /** Removes what dead processes have left in a directory: locks, entries, unfinished files. */
   async tidy(dir: string): Promise<void> {
     for (const [path, owned] of await this.#owned(dir)) {
       if (!this.#isDead(owned)) continue;
       const lock = this.path.resolve(dir, owned.base);
-      // Looked at after the death: what the dead do not hold now they never will.
+      // Checked after the death: what a dead process does not hold now, it never will.
       if (owned.temporary || !(await this.#same(path, lock))) await this.#remove(path);
       else {
         const mine = this.#name(lock);

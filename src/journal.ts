@@ -1,7 +1,8 @@
 /**
- * A state on disk as a log of JSON lines, each on disk before what it says is acted upon. The log is written anew when it
- * outgrows what it says. A line that was cut by a crash is the last one, and nobody has acted upon it. Any other line
- * that cannot be read is damage, and the file is refused. Needs Node (or Bun, Deno), and asks for it at call time only.
+ * A state on disk, as a log of JSON lines, each of which is on disk before anybody acts upon it. The log is rewritten
+ * when it has become too long for the state. Only the last line can have been cut by a crash, and nobody has acted upon
+ * that. Any other line that cannot be read is damage, and the file is refused. Needs Node (or Bun, Deno), for which it
+ * asks at call time only.
  *
  * @module
  */
@@ -10,21 +11,21 @@ import { TechnocoreError, Unavailable } from './errors.ts';
 import { Files, type Log, systemCode } from './files.ts';
 import { encodeLong, type Json } from './frames.ts';
 
-/** What a journal is about. */
+/** A state that a journal keeps. */
 export interface Journaled {
-  /** What it is called in errors. */
+  /** The name of the state in errors. */
   readonly what: string;
-  /** The first line, without its end. */
+  /** The first line, without a line end. */
   readonly header: string;
-  /** The code of the error for a file that is damaged, or something else; and what that means to who sees it. */
+  /** The code of the error for a file that is damaged or something else, and what that means for the operator. */
   readonly damage: { code: string; meaning: string };
-  /** Takes a line of the log. @returns false when it is none */
+  /** Applies a line of the log. @returns false if it is not a valid line */
   restore(line: unknown): boolean;
-  /** The fewest lines that make the state, each with its end. */
+  /** The shortest log that restores the state, each line with its end. */
   lines(): string;
 }
 
-/** Bytes by which a log may outgrow what it says before it is written anew. */
+/** How many bytes longer than necessary a log may become before it is rewritten. */
 const SLACK = 1 << 20;
 
 /** The log of a state. */
@@ -46,10 +47,10 @@ export class Journal {
   }
 
   /**
-   * Restores a state from its log, and writes the log anew.
+   * Restores a state from its log, and rewrites the log.
    *
-   * @param text what the log holds; undefined when there is none yet
-   * @throws TechnocoreError of `damage`: the log is left as it is
+   * @param text what the log holds; undefined if there is none yet
+   * @throws a {@link TechnocoreError} with the code of `damage`; the log is left as it is
    */
   static async open(
     of: Journaled,
@@ -59,10 +60,11 @@ export class Journal {
     release: () => Promise<void> = async () => {},
   ): Promise<Journal> {
     const header = `${of.header}\n`;
-    // Shorter than its header, the file was cut before anything could have been written into it.
+    // A file that is shorter than its header was cut before anything else was written into it.
     if (text !== undefined && !header.startsWith(text)) {
       const lines = text.split('\n');
-      // Empty after a whole line. After a cut one, its rest; whether that happens to be whole is of no importance.
+      // Empty after a complete line; else the part of one that was cut. Nobody has acted upon it, even if it looks
+      // complete.
       const rest = lines.pop()!;
       const damaged = lines.findIndex((line, i) => (i === 0 ? line !== of.header : !restored(of, line)));
       if (damaged >= 0 || lines.length === 0) {
@@ -80,16 +82,16 @@ export class Journal {
   }
 
   /**
-   * {@link open} over a file, under a lock: one process has it at a time.
+   * {@link open} for a file, under a lock: one process has it at a time.
    *
-   * @param path made when it is not there; its directory must be
-   * @throws TechnocoreError of `damage`
-   * @throws Unavailable another process has it, or the file system refuses, or there is none
+   * @param path the file; created if it does not exist, in a directory that does
+   * @throws a {@link TechnocoreError} with the code of `damage`
+   * @throws an {@link Unavailable} if another process has it, or the file system refuses, or there is none
    */
   static async openFile(of: Journaled, path: string, clock: Clock = systemClock): Promise<Journal> {
     const files = new Files();
     const release = await files.lock(`${path}.node-lock`, clock, undefined, (who) =>
-      // There is nobody else to tell.
+      // On the console: there is no `onEvent` here.
       globalThis.console?.warn(`technocore-rpc: waiting for ${path}, which ${who} has open`),
     );
     try {
@@ -102,17 +104,17 @@ export class Journal {
     }
   }
 
-  /** @throws Unavailable the log could not be written, or is closed */
+  /** @throws an {@link Unavailable} if the log could not be written before, or is closed */
   check(): void {
     if (this.#failure) throw this.#failure;
   }
 
-  /** Adds a line that goes to disk with the next one that is waited for. */
+  /** Adds a line, which is written together with the next one of {@link write}. */
   add(line: Json): void {
     this.#waiting += `${encodeLong(line)}\n`;
   }
 
-  /** Resolves once the line is on disk. Lines that come while another is being written share the next write. */
+  /** Writes a line; resolves once it is on disk. Lines that come while others are being written share the next write. */
   write(line: Json): Promise<void> {
     this.add(line);
     this.#next ??= this.#last.then(() => {
@@ -138,7 +140,7 @@ export class Journal {
       this.#length = lines.length;
       this.#compactAt = 2 * lines.length + SLACK;
     } catch (cause) {
-      // What is on disk now is not known; only who reads it anew can go on.
+      // What is on disk is now unknown. To go on, the file must be opened again.
       this.#failure = new Unavailable(`the ${this.#of.what} cannot be written: ${systemCode(cause) ?? cause}`, cause);
       throw this.#failure;
     }
