@@ -1,6 +1,6 @@
 /**
- * What a host with a handshake expects to be told of by itself: changes of lists, and of the resources that it follows.
- * On the other side that is a subscription, one for all of it, which is renewed and replaced as needed.
+ * The notifications that a host with a handshake expects without asking: changes of lists, and of the resources that it
+ * follows. Without a handshake these take a subscription: one for all of them, which is renewed and replaced as needed.
  *
  * @module
  */
@@ -17,34 +17,34 @@ import {
 import { isObject } from './frames.ts';
 import type { Clock } from './http.ts';
 
-/** Most resources that one host follows. */
+/** The most resources that one host can follow. */
 const MAX_FOLLOWED = 256;
-/** How often changes are listened to anew, ms: nobody tells us that the other side was started again. */
+/** How often the subscription is renewed, ms: a restart of the other side is not noticed otherwise. */
 const RENEW_MS = 900_000;
-/** How soon after the other side ended a subscription, ms; the longer the more often it fails. */
+/** How soon it is opened again after the other side ended it, ms; the later the more often that fails. */
 const RELISTEN_MS = 2000;
 const MAX_RELISTEN_MS = 300_000;
 
 interface Sides {
   clock: Clock;
   toHost(message: JsonObject): void;
-  /** Begins a subscription. @returns its id */
+  /** Opens a subscription. @returns its id */
   listen(notifications: JsonObject): string;
   /** Ends one. */
   cancel(id: string): void;
 }
 
-/** Requests that wait to hear that a subscription stands. */
+/** Requests of the host that wait until a subscription is open. */
 type Waiting = { hostId: Id; uri: string }[];
 
 export class Changes {
   readonly #o: Sides;
-  /** Subscriptions that are not over, and who waits for each. */
+  /** The subscriptions that have not ended, and the requests that wait for each. */
   readonly #all = new Map<string, Waiting>();
   readonly #followed = new Set<string>();
-  /** The lists whose changes the server tells of; undefined: the host is not ready to hear. */
+  /** The lists of which the server notifies; undefined until the host is ready for notifications. */
   #lists: JsonObject | undefined;
-  /** The latest subscription. */
+  /** The newest subscription. */
   #current: string | undefined;
   #renewal = new AbortController();
   #failures = 0;
@@ -53,7 +53,7 @@ export class Changes {
     this.#o = o;
   }
 
-  /** The host is ready to hear of changes. @param capabilities the server's */
+  /** Called when the host is ready for notifications. @param capabilities those of the server */
   begin(capabilities: JsonObject): void {
     if (this.#lists) return;
     const has = (of: string): boolean => objectIn(capabilities, of)['listChanged'] === true;
@@ -65,7 +65,7 @@ export class Changes {
     this.#listen();
   }
 
-  /** Nobody is there to hear any more. */
+  /** Called when the host is gone. */
   stop(): void {
     this.#renewal.abort();
     this.#lists = undefined;
@@ -74,7 +74,7 @@ export class Changes {
     this.#all.clear();
   }
 
-  /** @throws RpcError no resource, or too many */
+  /** @throws an {@link RpcError} if it is not a resource, or there are too many */
   follow(hostId: Id, uri: unknown): void {
     if (typeof uri !== 'string') throw badParams('uri must be a string');
     if (this.#followed.size >= MAX_FOLLOWED) throw badParams(`No more than ${MAX_FOLLOWED} resources can be followed`);
@@ -86,7 +86,7 @@ export class Changes {
     if (this.#followed.delete(uri as string)) this.#listen();
   }
 
-  /** The former subscription ends when this one stands. */
+  /** Opens a subscription. The one before ends once it is open. */
   #listen(waiting: Waiting = []): void {
     this.#renewal.abort();
     const uris = [...this.#followed];
@@ -97,7 +97,7 @@ export class Changes {
       if (before !== undefined) this.#end(before);
       return;
     }
-    // Who waited for the former one hears of this one.
+    // Requests that waited for the one before wait for this one.
     const left = before === undefined ? [] : (this.#all.get(before)?.splice(0) ?? []);
     const id = this.#o.listen(notifications);
     this.#current = id;
@@ -119,14 +119,14 @@ export class Changes {
     this.#o.cancel(id);
   }
 
-  /** Takes an answer, if it is to a subscription: it is over. */
+  /** Takes an answer. @returns whether it ends a subscription */
   answered(id: Id, error: unknown): boolean {
     if (typeof id !== 'string' || !this.#all.has(id)) return false;
     this.#lost(id, error);
     return true;
   }
 
-  /** Takes a notification, if it is of a subscription. */
+  /** Takes a notification. @returns whether it belongs to a subscription */
   told(id: unknown, message: JsonObject): boolean {
     const waiting = typeof id === 'string' ? this.#all.get(id) : undefined;
     if (typeof id !== 'string' || !waiting) return false;
@@ -151,7 +151,7 @@ export class Changes {
     for (const other of this.#all.keys()) if (other !== id) this.#end(other);
   }
 
-  /** A subscription has ended, and not by us. */
+  /** Called when a subscription has ended, and not by us. */
   #lost(id: string, error?: unknown): void {
     const { code, message } = carriedError(error ?? { message: 'The server does not tell of changes' });
     for (const { hostId, uri } of this.#all.get(id) ?? []) {
@@ -162,7 +162,7 @@ export class Changes {
     if (this.#current !== id) return;
     this.#current = undefined;
     this.#renewal.abort();
-    // Of a server that does not know what this is there is nothing to hope for.
+    // A server that does not know subscriptions never will.
     if (isObject(error) && code === METHOD_NOT_FOUND) return;
     this.#later(Math.min(MAX_RELISTEN_MS, RELISTEN_MS * 2 ** this.#failures++));
   }

@@ -1,6 +1,7 @@
 /**
- * Finding out what a server behind a bridge speaks: it is asked what it is as 2026-07-28 has it, and greeted as the older
- * revisions have it when that says nothing to it. A server may be slow to start, so late answers count too.
+ * Finding out which revisions of MCP a server behind a bridge supports. It is asked by `server/discover` of 2026-07-28,
+ * and if it does not know that, by the handshake of older revisions. A server may be slow to start, so late answers count
+ * too.
  *
  * @module
  */
@@ -11,38 +12,38 @@ import type { Clock } from './http.ts';
 import { MCP_VERSION, PROTOCOL_VERSION, SELF, SERVER_INFO, UNSUPPORTED_VERSION } from './mcp.ts';
 import { CLIENT_CAPABILITIES } from './toolcall.ts';
 
-/** How long a server may think about a question of a revision that it may not know, ms. */
+/** How long a server may take for `server/discover`, which it may not know, ms. */
 export const PROBE_MS = 5000;
-/** How long it may take for its handshake, ms; some fetch first what they need. */
+/** How long it may take for its handshake, ms. Some first download what they need. */
 const GREET_MS = 120_000;
 
-/** What a server is. */
+/** What was found out about a server. */
 export interface Found {
-  /** Whether it needs no handshake. */
+  /** Whether it knows the revision without a handshake. */
   readonly isModern: boolean;
   readonly version: string;
-  /** What it said of itself in its handshake; of one without, its `serverInfo`. */
+  /** The result of its handshake; without one, its `serverInfo`. */
   readonly server: JsonObject;
 }
 
 interface Sides {
   clock: Clock;
-  /** The capabilities that it is told its callers have. */
+  /** The client capabilities that are declared to it. */
   capabilities: JsonObject;
   toChild(message: JsonObject): void;
   found(what: Found): void;
-  /** It does not answer, or refuses. It may still be found later. */
+  /** Called when it does not answer, or refuses. It may still answer later. */
   problem(why: string): void;
 }
 
-/** The beginning of a conversation with a server, through all its processes. */
+/** The greeting of a server, repeated for each of its processes. */
 export class Greeting {
   readonly #o: Sides;
   #state: 'off' | 'probing' | 'greeting' | 'done' = 'off';
-  /** Whether it died of being probed. */
+  /** Whether it died of `server/discover`. */
   #isProbeDeadly = false;
   #probes = 0;
-  /** The id of the latest handshake. */
+  /** The id of the last handshake. */
   #hello = '';
   #timer = new AbortController();
 
@@ -50,7 +51,7 @@ export class Greeting {
     this.#o = o;
   }
 
-  /** A fresh process is there. */
+  /** Called when a new process has been started. */
   begin(): void {
     this.#probes++;
     if (this.#isProbeDeadly) this.#greet(HANDSHAKES[0]!);
@@ -62,7 +63,7 @@ export class Greeting {
     }
   }
 
-  /** The process is gone. */
+  /** Called when the process has ended. */
   stop(): void {
     if (this.#state === 'probing') this.#isProbeDeadly = true;
     this.#state = 'off';
@@ -73,7 +74,7 @@ export class Greeting {
     return `${OURS}probe-${this.#probes}`;
   }
 
-  /** Takes an answer, if it is one to what was asked here. */
+  /** Takes an answer. @returns whether it answers something asked here */
   take(frame: JsonObject): boolean {
     const { id } = frame;
     const isOpen = this.#state === 'probing' || this.#state === 'greeting';
@@ -90,7 +91,7 @@ export class Greeting {
     const names: Json[] | undefined = Array.isArray(supported) ? supported : undefined;
     if (names?.includes(MCP_VERSION)) this.#modern(objectIn(objectIn(result, '_meta'), SERVER_INFO));
     else if (this.#state === 'greeting') {
-      // Late, and known by now.
+      // A late answer, when all is known already.
     } else if (!names || names.some((name) => HANDSHAKES.includes(name as string))) this.#greet(HANDSHAKES[0]!);
     else {
       this.#timer.abort();
@@ -122,7 +123,7 @@ export class Greeting {
       this.#o.toChild(rpcNotification('notifications/initialized'));
       this.#done({ isModern: false, version: result['protocolVersion'], server: result as JsonObject });
     } else if (supportedIn(error)?.includes(MCP_VERSION)) this.#modern({});
-    // There are servers that refuse a revision instead of naming theirs.
+    // Some servers refuse a revision without naming theirs: try the oldest one.
     else if (!this.#hello.endsWith(oldest)) this.#greet(oldest);
     else {
       this.#timer.abort();

@@ -1,6 +1,6 @@
 /**
- * What both translations between the revisions of MCP that begin with a handshake and the one that has none share: the
- * revisions, the shape of what carries messages, and what a message says of itself.
+ * What the translations, in both directions, between the revisions of MCP with a handshake and the one without share: the
+ * revisions, the shape of a transport, and what a message says about itself. Rules: MCP 2024-11-05 to 2026-07-28.
  *
  * @module
  */
@@ -11,10 +11,10 @@ import { PROTOCOL_VERSION } from './mcp.ts';
 /** The revisions with a handshake, newest first. */
 export const HANDSHAKES: readonly string[] = ['2025-11-25', '2025-06-18', '2025-03-26', '2024-11-05'];
 
-/** Names of messages that are minted here begin so. */
+/** The beginning of ids that are made here. */
 export const OURS = 'technocore-rpc:';
 
-/** What carries messages of MCP both ways: the shape that the official SDK calls a transport. */
+/** What carries MCP messages in both directions: the shape of a transport of the official SDK. */
 export interface Wire {
   start(): Promise<void>;
   send(message: any, options?: any): Promise<void>;
@@ -24,7 +24,7 @@ export interface Wire {
   onerror?: ((error: Error) => void) | undefined;
 }
 
-/** Requests of either era that a server answers, and that the other era has under the same name. */
+/** The requests to servers that have the same name with and without a handshake. */
 export const SHARED_METHODS: ReadonlySet<string> = new Set([
   'tools/list',
   'tools/call',
@@ -36,20 +36,20 @@ export const SHARED_METHODS: ReadonlySet<string> = new Set([
   'completion/complete',
 ]);
 
-/** Requests that may be answered with a question. */
+/** The requests that may be answered with a question. */
 export const ASKING_METHODS: ReadonlySet<string> = new Set(['tools/call', 'prompts/get', 'resources/read']);
 
-/** The capability that a question takes. */
+/** The capability that each question requires. */
 export const QUESTIONS: { readonly [method: string]: string } = {
   'elicitation/create': 'elicitation',
   'sampling/createMessage': 'sampling',
   'roots/list': 'roots',
 };
 
-/** Times that one request may be answered with questions. */
+/** How often one request may be answered with questions. */
 export const MAX_ROUNDS = 10;
 
-/** A member that is an object, else an empty one. */
+/** A member, if it is an object; else an empty object. */
 export function objectIn(parent: unknown, name: string): JsonObject {
   const value = isObject(parent) ? parent[name] : undefined;
   return isObject(value) ? (value as JsonObject) : {};
@@ -58,27 +58,29 @@ export function objectIn(parent: unknown, name: string): JsonObject {
 /** `params._meta` of a message. */
 export const metaIn = (message: JsonObject): JsonObject => objectIn(message['params'], '_meta');
 
-/** Whether a message says by itself which revision it is of. */
+/** Whether a message names its own revision. */
 export const isSelfContained = (message: JsonObject): boolean => typeof metaIn(message)[PROTOCOL_VERSION] === 'string';
 
-/** An object without some of its members. */
+/** A copy of an object without some of its members. */
 export function without(object: JsonObject, leftOut: (name: string) => boolean): JsonObject {
   return Object.fromEntries(Object.entries(object).filter(([name]) => !leftOut(name)));
 }
 
-/** Members of `_meta` that are the protocol's own and mean nothing in another revision. */
+/** True for members of `_meta` that belong to the protocol and mean nothing in another revision. */
 export const isProtocolMeta = (name: string): boolean => /^(io\.modelcontextprotocol|chat\.technocore)\//.test(name);
 
-/** Capabilities of a server that both eras have. What else it has stays unsaid, so that nobody asks for it. */
+/**
+ * The capabilities of a server that exist with and without a handshake. Others are left out, so that nobody uses them.
+ */
 export function sharedCapabilities(capabilities: unknown): JsonObject {
   const shared = ['tools', 'prompts', 'resources', 'completions', 'logging', 'experimental'];
   return isObject(capabilities) ? without(capabilities as JsonObject, (name) => !shared.includes(name)) : {};
 }
 
-/** An error of a response, made fit to be sent on: what it says, and no code that would be taken for another one. */
+/** The error of a response as it can be passed on: with its message, and no code that means something else there. */
 export function carriedError(error: unknown): { code: number; message: string; data?: Json } {
   const { code, message, data } = isObject(error) ? error : {};
-  // Codes without a meaning of their own, and those of one era that the other one forbids.
+  // Codes without a fixed meaning, and codes of the revisions with a handshake that the one without forbids.
   const isFree = Number.isSafeInteger(code) && !((code as number) <= -32000 && (code as number) >= -32099);
   const isKnown = code === -32020 || code === -32021 || code === -32022;
   const kept = code === -32002 ? -32602 : isFree || isKnown ? (code as number) : INTERNAL_ERROR;

@@ -1,7 +1,7 @@
 /**
- * A host that begins with a handshake, in front of a server that knows none: its handshake is answered here, each of its
- * requests is made to say by itself what the handshake said, and questions of the server, which come as answers, are put
- * to the host as the requests it expects. What a host sends that needs no handshake goes through as it is.
+ * A host that begins with a handshake, in front of a server that has none. The handshake is answered here; what it said
+ * is added to each request; and questions of the server, which come as answers, become the requests that the host
+ * expects. Messages of a host that needs no handshake are passed on unchanged.
  *
  * Messages in, messages out; no I/O.
  *
@@ -46,28 +46,28 @@ import { CLIENT_INFO } from './mcp-peer.ts';
 import { LEVELS, LOG_LEVEL, REQUEST_ID } from './notices.ts';
 import { CLIENT_CAPABILITIES } from './toolcall.ts';
 
-/** Most requests of one host that wait for an answer. */
+/** The most requests of one host that wait for an answer. */
 const MAX_PENDING = 1024;
-/** Times that a request is asked again whose answer was lost, if that does no harm: its host would not do so. */
+/** How often a request whose answer was lost is sent again if that does no harm, since the host would not do so. */
 const MAX_REPEATS = 3;
 const REPEATABLE: ReadonlySet<string> = new Set(
   ['server/discover', ...SHARED_METHODS].filter((name) => name !== 'tools/call'),
 );
-/** How long the other side may take to say what it is, ms. The least patient hosts wait half a minute. */
+/** How long the other side may take for `server/discover`, ms. The least patient hosts wait half a minute. */
 const DISCOVER_MS = 28_000;
 /** Where the messages of a translation go. */
 export interface HostSides {
-  /** @param about the host's id of the request that the message belongs to, if it is not its answer */
+  /** @param about the host's id of the request to which the message belongs, unless it is the answer */
   toHost(message: JsonObject, about?: Id): void;
   toRoom(message: JsonObject): void;
   clock: Clock;
-  /** For those whose server says nothing: what to look at. */
+  /** Advice for users whose server does not answer. */
   hint?: string;
-  /** For those whose key the server does not let in: what to do. */
+  /** Advice for users whose key the server rejects. */
   denied?: string;
 }
 
-/** What the host said of itself. */
+/** What the host said in its handshake. */
 interface Session {
   readonly version: string;
   readonly capabilities: JsonObject;
@@ -76,17 +76,17 @@ interface Session {
   server: JsonObject;
 }
 
-/** A request of the host under its present id on the other side. */
+/** A request of the host, under its present id on the other side. */
 interface Pending {
   readonly hostId: Id;
   readonly method: string;
   readonly params: JsonObject;
   round: number;
-  /** Times that it was asked again because its answer was lost. */
+  /** How often it was sent again because its answer was lost. */
   repeats: number;
-  /** What it said the last time beside its parameters. */
+  /** What was added to its params the last time. */
   more: JsonObject;
-  /** Questions to the host that are not answered yet, by the id they were asked under. */
+  /** The questions to the host that are not answered yet, by their ids. */
   readonly asked: Map<string, string>;
   answers: [key: string, answer: Json][];
   state: Json | undefined;
@@ -96,7 +96,7 @@ interface Pending {
 export class HostSide {
   readonly #o: HostSides;
   readonly #over = new AbortController();
-  /** By the id on the other side. */
+  /** The requests, by their ids on the other side. */
   readonly #pending = new Map<Id, Pending>();
   /** Questions to the host, by their ids. */
   readonly #questions = new Map<string, Pending>();
@@ -118,12 +118,12 @@ export class HostSide {
     });
   }
 
-  /** The revision that the handshake ended with; undefined before. */
+  /** The revision on which the handshake agreed; undefined before. */
   get version(): string | undefined {
     return this.#session?.version;
   }
 
-  /** The host is gone, and nothing is waited for any more. Whoever carries the messages tells the other side. */
+  /** Called when the host is gone. Nothing is waited for any more; the caller tells the other side. */
   close(): void {
     this.#over.abort(new TechnocoreError('over', 'the host is gone'));
     this.#changes.stop();
@@ -135,7 +135,7 @@ export class HostSide {
 
   fromHost(message: unknown): void {
     if (Array.isArray(message)) {
-      // The one revision that has them.
+      // The only revision with batches.
       if (this.#session?.version === '2025-03-26' && message.length > 0)
         for (const member of message) this.fromHost(Array.isArray(member) ? undefined : member);
       else this.#o.toHost(rpcError(undefined, INVALID_REQUEST, 'Invalid Request: MCP has no batches'));
@@ -175,7 +175,7 @@ export class HostSide {
     this.#o.toHost(refusalOf(id, cause));
   }
 
-  /** The result of a request, if it is known here; else it goes its way. */
+  /** The result of a request, if it is known here; else the request is passed on. */
   #taken(id: Id, message: JsonObject): JsonObject | undefined {
     const { method } = message as { method: string };
     const params = objectIn(message, 'params');
@@ -201,7 +201,7 @@ export class HostSide {
       return {};
     }
     if (method === 'resources/subscribe') {
-      // Who asks for this is ready, said or not.
+      // A host that asks for this is ready, even if it has not said so.
       this.#changes.begin(session.server);
       this.#changes.follow(id, params['uri']);
       return undefined;
@@ -243,7 +243,7 @@ export class HostSide {
     const { method } = message;
     const session = this.#session;
     if (method === 'notifications/initialized' && session) this.#changes.begin(session.server);
-    // Nothing else that a host tells has a place where nobody remembers it.
+    // No other notification of a host has a meaning for a server without sessions.
     if (method !== 'notifications/cancelled') return;
     const { requestId, reason } = objectIn(message, 'params');
     const [id, pending] = [...this.#pending].find(([, { hostId }]) => hostId === requestId) ?? [];
@@ -294,7 +294,7 @@ export class HostSide {
     );
   }
 
-  /** The other side has said what it is: the host's handshake is answered. */
+  /** Answers the host's handshake, by what the other side said about itself. */
   #discovered({ supportedVersions, capabilities, instructions, _meta }: JsonObject): JsonObject | undefined {
     const session = this.#session;
     if (!session) return undefined;
@@ -334,11 +334,11 @@ export class HostSide {
         break;
       }
       default:
-      // A server asks nothing, in this revision.
+      // A server sends no requests, in this revision.
     }
   }
 
-  /** The host's id of the request that a notification belongs to. */
+  /** The host's id of the request to which a notification belongs. */
   #about(frame: JsonObject): Id | undefined {
     const id = metaIn(frame)[REQUEST_ID] as Id | undefined;
     const { progressToken } = objectIn(frame, 'params');
@@ -351,7 +351,7 @@ export class HostSide {
   #response(frame: JsonObject): void {
     const { id } = frame as { id: Id };
     const pending = this.#pending.get(id);
-    // While the host is asked, nothing more can come under the id that was answered with the question.
+    // While the host is asked, nothing more can come for the request: it was answered with the question.
     if (pending && pending.asked.size > 0) return;
     if (pending) {
       this.#pending.delete(id);
@@ -370,7 +370,7 @@ export class HostSide {
     }
   }
 
-  /** What to do about an error, where that is known. */
+  /** Advice about an error, if there is any. */
   #adviceFor({ code, data }: { code?: unknown; data?: unknown }): string | undefined {
     const { denied, hint } = this.#o;
     return code === DENIED ? denied : isSilence(code, data) ? hint : undefined;
@@ -382,7 +382,7 @@ export class HostSide {
       const carried = carriedError(error);
       const { code, data } = carried;
       const isDiscover = pending.method === 'server/discover';
-      // Whoever says nothing for so long says nothing to another try that the host has the time for.
+      // Another try would take longer than the host waits.
       const isLast = isDiscover && isSilence(code, data);
       if (code === LOST && !isLast && REPEATABLE.has(pending.method) && pending.repeats++ < MAX_REPEATS) {
         this.#send(this.#mint(), pending, pending.more);
@@ -407,7 +407,7 @@ export class HostSide {
 
   // --- questions -------------------------------------------------------------------------------------------------
 
-  /** Puts the questions of the other side to the host. */
+  /** Asks the host the questions of the other side. */
   #ask(id: Id, pending: Pending, { inputRequests, requestState }: JsonObject): void {
     const { version, capabilities } = this.#session!;
     if (++pending.round > MAX_ROUNDS) {
@@ -436,7 +436,7 @@ export class HostSide {
     for (const question of asked) this.#o.toHost(question, pending.hostId);
   }
 
-  /** The host has answered a question. */
+  /** Takes the host's answer to a question. */
   #answered(message: JsonObject): void {
     const name = message['id'] as string;
     const pending = this.#questions.get(name);
@@ -455,7 +455,7 @@ export class HostSide {
     if (pending.asked.size === 0) this.#retry(pending);
   }
 
-  /** Asks again with the answers, as a request of its own. */
+  /** Sends the request again, with the answers, under a new id. */
   #retry(pending: Pending): void {
     const [id] = [...this.#pending].find(([, other]) => other === pending)!;
     this.#pending.delete(id);
@@ -490,7 +490,7 @@ const begun = (hostId: Id, method: string, params: JsonObject): Pending => ({
   state: undefined,
 });
 
-/** A question as the revision of the host has it. */
+/** A question in the form of the host's revision. */
 function elicitation(params: Json | undefined, version: string, name: string): JsonObject {
   const { mode, ...rest } = isObject(params) ? (params as JsonObject) : {};
   if (mode === 'url') return { mode, elicitationId: name, ...rest };

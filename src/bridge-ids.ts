@@ -1,5 +1,5 @@
 /**
- * Frames under other names: the same answer, the same notice, with the ids that the one who gets it knows.
+ * Frames with other ids: an answer or notification with the ids that its recipient knows.
  *
  * @module
  */
@@ -9,16 +9,16 @@ import { isObject, type Json, metaIn } from './frames.ts';
 import { SUBSCRIPTION_ID } from './mcp.ts';
 import { badResponse } from './mcp-peer.ts';
 
-/** Params or a result, whose subscription, if `_meta` names one, is known under `id`. */
+/** Params or a result in which the subscription that `_meta` names, if it does, has the given id. */
 export function tagged(holder: JsonObject, id: Id): JsonObject {
   const meta = metaIn(holder);
   return SUBSCRIPTION_ID in meta ? { ...holder, _meta: { ...meta, [SUBSCRIPTION_ID]: id } } : holder;
 }
 
 /**
- * An answer under another id, and nothing but what an answer has.
+ * An answer under another id, with no members but those of an answer.
  *
- * @throws TechnocoreError `bad_response`: it is none
+ * @throws a {@link TechnocoreError} `bad_response` if it is not an answer
  */
 export function answerUnder(id: Id, frame: JsonObject): JsonObject {
   let result: Json;

@@ -1,6 +1,6 @@
 /**
- * JSON-RPC as lines: the framing of MCP's stdio, in both directions and bounded. Whatever is written into the stream, one
- * bad line is one skipped line.
+ * JSON-RPC as lines: the framing of MCP's stdio, in both directions and with limits. Whatever is written into the stream,
+ * one bad line is one skipped line.
  *
  * @module
  */
@@ -10,30 +10,30 @@ import { decode, type Frame } from './frames.ts';
 
 /** Most bytes of one line. What a room carries is far smaller; what is larger can at least be told to be so. */
 const MAX_LINE = 16 << 20;
-/** How much of both ends of a longer line is looked at for the id of its request. */
+/** How much of both ends of a longer line is searched for its id. */
 const ENDS = 256;
-/** Most bytes that wait for a reader who does not read. */
+/** The most bytes that wait for a reader who does not read. */
 const MAX_UNREAD = 64 << 20;
 
 const NEWLINE = 0x0a;
 
-/** What becomes of lines. */
+/** What takes the lines. */
 export interface LineReader {
-  /** A line that holds JSON: an object or an array. */
+  /** Takes a line that holds a JSON object or array. */
   frame(frame: Frame): void;
-  /** A line that holds none; its first characters. */
+  /** Takes the first characters of any other line. */
   junk?(begin: string): void;
-  /** A line longer than can be taken, with the id that stands at one of its ends, if one does. */
+  /** Told of a line that is too long, with its id if that stands at one of its ends. */
   tooLong?(bytes: number, id: string | number | undefined): void;
 }
 
-/** Takes a stream of bytes apart into lines. */
+/** Splits a stream of bytes into lines. */
 export class Lines {
   readonly #to: LineReader;
   readonly #max: number;
   #parts: Uint8Array[] = [];
   #bytes = 0;
-  /** Begin and latest end of a line that is too long. */
+  /** The beginning, and the end so far, of a line that is too long. */
   #head: Uint8Array | undefined;
   #tail: Uint8Array = new Uint8Array();
 
@@ -103,14 +103,14 @@ export class LineWriter {
 
   constructor(stream: Writable) {
     this.#stream = stream;
-    // Whoever reads may end at any time; each write is told so by itself.
+    // The reader may end at any time. Each write gets that error by itself.
     stream.on('error', () => {});
   }
 
   /**
-   * Resolves once the line is handed on.
+   * Writes a line. Resolves once it is passed to the stream.
    *
-   * @throws TechnocoreError `closed`: nobody reads any more, or so much waits unread that more would fill the memory
+   * @throws a {@link TechnocoreError} `closed` if nobody reads any more, or too much waits unread
    */
   write(frame: object): Promise<void> {
     const stream = this.#stream;

@@ -1,6 +1,6 @@
 /**
- * Subscriptions of many callers to one server that tells everything to everybody: each hears what it asked for, under the
- * name of its own request, and not too often.
+ * Subscriptions of many callers to one server that notifies of everything: each gets what it asked for, under the id of
+ * its own request, and not too often.
  *
  * @module
  */
@@ -11,15 +11,15 @@ import type { Clock } from './http.ts';
 import { SUBSCRIPTION_ID } from './mcp.ts';
 import { Budget } from './notices.ts';
 
-/** Most resources that one subscription follows. */
+/** The most resources that one subscription can follow. */
 const MAX_FOLLOWED = 64;
 /**
- * Notices that wait, before what changed is told of by the resource that is followed alone, of which there are only so
- * many.
+ * The most notifications that wait. Beyond it, changes of parts are notified by the resource that is followed, of which
+ * there are only so many.
  */
 const MAX_DUE = 256;
 
-/** What can be listened to, the notice of it, and the capability that has it. */
+/** What can be listened to, with the notification and the capability that it requires. */
 const KINDS = [
   ['toolsListChanged', 'notifications/tools/list_changed', 'tools'],
   ['promptsListChanged', 'notifications/prompts/list_changed', 'prompts'],
@@ -28,25 +28,25 @@ const KINDS = [
 
 interface Listener {
   readonly wanted: JsonObject;
-  /** The notices it hears. */
+  /** The notifications that it gets. */
   methods: Set<string>;
-  /** The resources it follows. */
+  /** The resources that it follows. */
   uris: Set<string>;
 }
 
 interface Sides {
   clock: Clock;
   send(message: JsonObject): void;
-  /** The server is to tell of a resource, or need not any more. */
+  /** Called when the server should begin, or can stop, to notify of a resource. */
   follow(uri: string, isFollowed: boolean): void;
 }
 
-/** The subscriptions, by the id of each. How many there may be, and for how long, is not decided here. */
+/** The subscriptions, by their ids. How many there may be, and for how long, is decided elsewhere. */
 export class Listeners {
   readonly #o: Sides;
   readonly #all = new Map<Id, Listener>();
   readonly #budget: Budget;
-  /** Notices that are not sent yet, and whose they are: the same one twice is one. */
+  /** Notifications that are not sent yet, with their subscription. Equal ones are sent once. */
   readonly #due = new Map<string, { id: Id; notice: JsonObject }>();
   #isSending = false;
 
@@ -56,9 +56,9 @@ export class Listeners {
   }
 
   /**
-   * A new subscription, acknowledged with what the server can tell of.
+   * Adds a subscription, and acknowledges it with what the server can notify of.
    *
-   * @throws RpcError a filter that is none
+   * @throws an {@link RpcError} if the filter is malformed
    */
   add(id: Id, wanted: Json | undefined, capabilities: JsonObject): void {
     if (!isObject(wanted)) throw badParams('notifications must say what to listen to');
@@ -68,7 +68,7 @@ export class Listeners {
     this.#o.send(rpcNotification('notifications/subscriptions/acknowledged', { _meta: tagOf(id), notifications }));
   }
 
-  /** Gives a subscription what the server can tell of. */
+  /** Reduces a subscription to what the server can notify of. */
   #grant(listener: Listener, capabilities: JsonObject): JsonObject {
     const { wanted } = listener;
     const kinds = KINDS.filter(
@@ -90,7 +90,7 @@ export class Listeners {
     return [...this.#all.values()].some(({ uris }) => uris.has(uri));
   }
 
-  /** The server was started again: it is asked again for what is followed, and may have other things to offer. */
+  /** Called when the server was started again: it must follow the resources anew, and may have other capabilities. */
   again(capabilities: JsonObject): void {
     for (const listener of this.#all.values()) listener.uris.clear();
     for (const [id, listener] of this.#all) {
@@ -99,10 +99,10 @@ export class Listeners {
     }
   }
 
-  /** Something that the server tells everybody. */
+  /** Takes a notification of the server. */
   changed(method: string, { _meta, ...params }: JsonObject): void {
     const { uri } = params;
-    // What is told of may be a part of what is followed.
+    // The resource in the notification may be a part of the one that is followed.
     const isOf = (one: string): boolean =>
       uri === one || (typeof uri === 'string' && uri.startsWith(one.endsWith('/') ? one : `${one}/`));
     for (const [id, { methods, uris }] of this.#all) {
@@ -129,7 +129,7 @@ export class Listeners {
     this.#isSending = false;
   }
 
-  /** Forgets a subscription whose caller wants no more of it, or whose time is up. */
+  /** Removes a subscription: its caller cancelled it, or its time is up. */
   remove(id: Id): void {
     const { uris = [] } = this.#all.get(id) ?? {};
     this.#all.delete(id);
@@ -137,7 +137,7 @@ export class Listeners {
     for (const uri of uris) if (!this.#isFollowed(uri)) this.#o.follow(uri, false);
   }
 
-  /** Ends them all, each with its answer. */
+  /** Ends all of them, each with its answer. */
   close(): void {
     for (const id of this.#all.keys()) this.#o.send(rpcResult(id, { resultType: 'complete', _meta: tagOf(id) }));
     this.#all.clear();

@@ -1,7 +1,7 @@
 /**
- * Lists too long for one frame, in pages: servers of the SDK answer with all they have, and only callers that read
- * spilled answers could take it. A cursor of ours says which page of the server's a page of ours is part of, and where it
- * begins.
+ * Pages for lists that are too long for one frame: servers of the SDK answer with whole lists, and only callers that read
+ * answers from notes could take those. A cursor of ours says of which page of the server a page of ours is a part, and
+ * where it begins.
  *
  * @module
  */
@@ -9,7 +9,7 @@ import { fromBase64url, fromUtf8, toBase64url, utf8 } from './bytes.ts';
 import { badParams, type JsonObject } from './dispatch.ts';
 import { decode, encodeLong, isObject, type Json } from './frames.ts';
 
-/** What the members of a list are called, by method. */
+/** The member that holds the list, by method. */
 const MEMBERS: ReadonlyMap<string, string> = new Map([
   ['tools/list', 'tools'],
   ['prompts/list', 'prompts'],
@@ -19,9 +19,9 @@ const MEMBERS: ReadonlyMap<string, string> = new Map([
 
 const PREFIX = 'tc1.';
 
-/** Where a page begins: in which page of the server's, and after how many of its items. */
+/** Where a page begins: in which page of the server, and after how many of its items. */
 export interface Place {
-  /** The server's own cursor; absent: its first page. */
+  /** The server's own cursor; absent for its first page. */
   readonly cursor?: string;
   readonly skip: number;
 }
@@ -32,7 +32,7 @@ const cursorOf = ({ cursor, skip }: Place): string =>
 /**
  * The place that the params of a list name.
  *
- * @throws RpcError the cursor looks like one of ours, and is none
+ * @throws an {@link RpcError} if the cursor looks like one of ours and is not
  */
 export function placeIn({ cursor }: JsonObject): Place {
   if (typeof cursor !== 'string' || !cursor.startsWith(PREFIX)) {
@@ -49,9 +49,9 @@ export function placeIn({ cursor }: JsonObject): Place {
 export const isList = (method: string): boolean => MEMBERS.has(method);
 
 /**
- * The page of an answer that begins at a place: all of it where that fits, else as many items as do.
+ * The page of an answer that begins at a place: all the rest if it fits, else as many items as fit.
  *
- * @throws RpcError the list has become shorter than that
+ * @throws an {@link RpcError} if the list has become shorter than that
  */
 export function pageOf(method: string, answer: JsonObject, place: Place, limit: number): JsonObject {
   const member = MEMBERS.get(method)!;
@@ -65,13 +65,13 @@ export function pageOf(method: string, answer: JsonObject, place: Place, limit: 
     ...answer,
     result: { ...rest, [member]: some, ...(cursor !== undefined && { nextCursor: cursor }) },
   });
-  // A cursor of the server's that looks like one of ours must not be taken for one.
+  // A cursor of the server that looks like one of ours must not be taken for one.
   const isOdd = typeof nextCursor === 'string' && nextCursor.startsWith(PREFIX);
   const whole = page(items, isOdd ? cursorOf({ cursor: nextCursor, skip: 0 }) : nextCursor);
   if (encodeLong(whole).length <= limit) return whole;
   const next = (count: number): string => cursorOf({ ...place, skip: place.skip + count });
   let left = limit - encodeLong(page([], next(items.length))).length;
-  // What fits no frame stands alone on its page, so that it can be refused by itself.
+  // An item that is too long for a frame gets a page of its own, which can be refused.
   const over = items.findIndex((item) => (left -= encodeLong(item).length + 1) < 0);
   const count = Math.max(1, over < 0 ? items.length - 1 : over);
   return count < items.length ? page(items.slice(0, count), next(count)) : whole;

@@ -1,6 +1,6 @@
 /**
- * A server of somebody else's as a child process that speaks in lines, kept running: one that dies is started again, ever
- * later the more often it dies.
+ * Somebody else's server as a child process that reads and writes lines. One that dies is started again, the later the
+ * more often it dies.
  *
  * @module
  */
@@ -9,30 +9,30 @@ import { type LineReader, LineWriter, readLines } from './bridge-lines.ts';
 import { TechnocoreError } from './errors.ts';
 import { backoffMs, type Clock, systemClock } from './http.ts';
 
-/** A process that lived so long, ms, is started again at once when it dies. */
+/** How long a process must live to be started again at once when it dies, ms. */
 const SETTLED_MS = 60_000;
-/** What a process that is asked to end may take for it, ms, before it is made to. */
+/** How long a process may take to end before it is killed, ms. */
 const GRACE_MS = 2000;
-/** How often it is looked whether what a process left behind has ended, ms. */
+/** How often it is checked whether what a process left behind has ended, ms. */
 const LOOK_MS = 50;
-/** Processes that may end without a word, one after the other, before the command is taken for one that cannot work. */
+/** How many processes in a row may end without a message before the command is given up. */
 const MAX_MUTE = 3;
 /** Lines that are no messages, the last of a process of a command that never wrote one: kept to be shown. */
 const MAX_WORDS = 5;
-/** How long the last words of a process are waited for, ms: what it started may hold its output open. */
+/** How long the last output of a process is waited for, ms: what it started may hold the output open. */
 const LAST_WORDS_MS = 500;
 
-/** What is told of the child. */
+/** What is told about the child. */
 export interface ChildReader extends LineReader {
-  /** A fresh process is there. */
+  /** A new process has been started. */
   started(): void;
-  /** It is gone; the next one comes after `againMs`. */
+  /** The process has ended; the next one is started after `againMs`. */
   stopped(why: string, againMs: number): void;
-  /** Never did a process of this command write a message, and none is started any more. */
+  /** No process of this command ever wrote a message, and no other is started. */
   failed(cause: TechnocoreError): void;
 }
 
-/** A command that is kept running. Its stderr is ours, its environment too but for the key in it. */
+/** A command that is kept running. It has our stderr, and our environment except for the key in it. */
 export class Child {
   readonly #command: string[];
   readonly #to: ChildReader;
@@ -42,9 +42,9 @@ export class Child {
   #process: ChildProcess | undefined;
   #writer: LineWriter | undefined;
   #failures = 0;
-  /** What goes on after a process is gone, until all it started is gone too. */
+  /** What goes on after a process has ended, until all that it started has ended too. */
   readonly #ending = new Set<Promise<void>>();
-  /** Whether any process wrote a message: then the command works, and what ends it passes. */
+  /** Whether any process has written a message: then the command works, and is always started again. */
   #isProved = false;
   #words: string[] = [];
 
@@ -58,12 +58,12 @@ export class Child {
   /**
    * Starts the command, and keeps it running until {@link close}.
    *
-   * @throws TechnocoreError `no_command`: it cannot be started at all
+   * @throws a {@link TechnocoreError} `no_command` if it cannot be started at all
    */
   async start(): Promise<void> {
     const [file = '', ...args] = this.#command;
-    // A group of its own, where there are groups: Ctrl-C is for us, who end it in good order; and what it starts ends
-    // with it. The key is ours alone.
+    // In a process group of its own, where there are groups: then Ctrl-C reaches only us, and we end it in order,
+    // together with all that it started. Our key is not passed on.
     const { SIGN_SEED: _, ...env } = process.env;
     const detached = process.platform !== 'win32';
     const child = spawn(file, args, { stdio: ['pipe', 'pipe', 'inherit'], detached, env });
@@ -78,7 +78,7 @@ export class Child {
     this.#writer = new LineWriter(child.stdin!);
     this.#words = [];
     const begun = this.#clock.now();
-    // What its frames would go to may be a later process by then.
+    // By then there may be a later process, which must not get its frames.
     const mine = (): boolean => this.#process === child;
     readLines(
       child.stdout!,
@@ -117,10 +117,10 @@ export class Child {
     else this.#to.started();
   }
 
-  /** Ends what a process that is gone started and left behind, as that would be ended itself. */
+  /** Ends what an ended process has started and left behind, in the same way as a process itself. */
   async #endGroup(child: ChildProcess): Promise<void> {
     if (!kill(child, 'SIGTERM')) return;
-    // While one of the group lives, its number is nobody else's.
+    // As long as one of the group lives, its number is not reused.
     for (let waited = 0; waited < GRACE_MS; waited += LOOK_MS) {
       await this.#clock.sleep(LOOK_MS);
       if (!kill(child, 0)) return;
@@ -152,14 +152,16 @@ export class Child {
     }
   }
 
-  /** Sends a frame to the process that runs now. @throws TechnocoreError `closed`: none does, or it does not read */
+  /**
+   * Sends a frame to the present process. @throws a {@link TechnocoreError} `closed` if there is none, or it does not
+   * read
+   */
   send(frame: object): Promise<void> {
     return this.#writer?.write(frame) ?? Promise.reject(new TechnocoreError('closed', 'the server is not running'));
   }
 
   /**
-   * Ends the process, and what it started: they are told by the end of its input, then by a signal, then not asked any
-   * more.
+   * Ends the process and what it started: by the end of its input, then by a signal, and in the end by killing it.
    */
   async close(): Promise<void> {
     this.#over.abort(new TechnocoreError('over', 'the bridge has ended'));
@@ -192,12 +194,12 @@ function kill(child: ChildProcess, signal: NodeJS.Signals | 0): boolean {
   try {
     return process.platform === 'win32' ? child.kill(signal) : process.kill(-child.pid!, signal);
   } catch {
-    // It ended just now.
+    // It has just ended.
     return false;
   }
 }
 
-/** Runs something when this process exits, however it comes to that short of being killed. @returns forgets that */
+/** Runs something when this process exits, unless it is killed. @returns a function that cancels that */
 function whenWeExit(run: () => void): () => void {
   process.on('exit', run);
   return () => void process.off('exit', run);

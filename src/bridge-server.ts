@@ -271,11 +271,11 @@ class BridgeLayer implements Layer {
   readonly #clock: Clock;
   readonly #deliver: Deliver;
   readonly #o: LayerOptions;
-  /** By the id that the server knows. */
+  /** The pending requests, by the id under which the server knows them. */
   readonly #pending = new Map<number, Pending>();
-  /** The same by caller and the caller's id. */
+  /** Those ids, by caller and the caller's own id. */
   readonly #inner = new Map<string, number>();
-  /** Of those the subscriptions. */
+  /** The places of those that are subscriptions. */
   readonly #seats: Seats;
   #count = 0;
   #serverInfo: Json | undefined;
@@ -283,7 +283,7 @@ class BridgeLayer implements Layer {
   #isOver = false;
   readonly #drained = new AbortController();
 
-  /** @param o how long closing may take; whether long requests are read */
+  /** @param o how long closing may take, and whether long requests are read */
   constructor(t: Transport, deliver: Deliver, o: LayerOptions) {
     this.#t = t;
     this.#clock = t.clock;
@@ -296,7 +296,7 @@ class BridgeLayer implements Layer {
     return true;
   }
 
-  /** What the server behind does is its own affair. */
+  /** True for everything: what the server behind does is not known here. */
   acts(): boolean {
     return true;
   }
@@ -305,7 +305,7 @@ class BridgeLayer implements Layer {
     return method === 'subscriptions/listen';
   }
 
-  /** What only tells may be asked twice. */
+  /** True for requests that only read something. */
   idempotent({ method }: JsonObject): boolean {
     return REPEATABLE.has(method as string);
   }
@@ -340,7 +340,7 @@ class BridgeLayer implements Layer {
     return count;
   }
 
-  /** Ends subscriptions, which would go on for long, and after a while what is not answered. */
+  /** Ends subscriptions, which would go on for long, and after `drainMs` the requests that are not answered. */
   close(): void {
     if (this.#isClosing) return;
     this.#isClosing = true;
@@ -356,12 +356,12 @@ class BridgeLayer implements Layer {
     this.#clock.sleep(this.#o.drainMs, this.#drained.signal).then(interrupt, () => {});
   }
 
-  /** Everything is answered. */
+  /** Called when everything has been answered. */
   drained(): void {
     this.#drained.abort();
   }
 
-  /** Takes a message of the server's. */
+  /** Takes a message of the server. */
   send(message: JsonObject, related: string | number | undefined): void {
     const kind = classify(message);
     const one = kind === 'response' ? this.#pending.get(message['id'] as number) : undefined;
@@ -377,7 +377,7 @@ class BridgeLayer implements Layer {
     if (isObject(result)) {
       const meta = metaIn(result);
       this.#serverInfo = meta[SERVER_INFO] ?? this.#serverInfo;
-      // Asked what it is, the server says for us that long requests can be read.
+      // The answer to `server/discover` also says that we read long requests.
       if (one.method === 'server/discover' && this.#o.spills) {
         answer['result'] = { ...(result as JsonObject), _meta: { ...meta, [SPILL_META]: true } };
       }
@@ -386,7 +386,7 @@ class BridgeLayer implements Layer {
     one.settle(answer);
   }
 
-  /** The answer under the caller's id; what is none is an error of the server's. */
+  /** The answer under the caller's id. A malformed one becomes an error. */
   #checked(one: Pending, message: JsonObject): JsonObject {
     try {
       const answer = answerUnder(one.id, message);
@@ -457,7 +457,7 @@ class BridgeLayer implements Layer {
     });
   }
 
-  /** Nobody waits for a request any more: the server is told, and nothing goes back. */
+  /** Cancels a request: the server is told, and nothing is sent back. */
   #callOff(id: number, reason: string | undefined): void {
     const one = this.#pending.get(id);
     if (!one) return;
@@ -485,7 +485,7 @@ class BridgeLayer implements Layer {
     this.#tellCancelled(id, reason, one);
   }
 
-  /** Hands a notice of the server's to the caller whom it concerns. @returns whether there is one */
+  /** Passes a notification of the server to the caller to whom it belongs. @returns whether there is one */
   #notice(frame: JsonObject, related: string | number | undefined): boolean {
     const params = isObject(frame['params']) ? (frame['params'] as JsonObject) : {};
     const meta = metaIn(params);
@@ -519,7 +519,7 @@ class BridgeLayer implements Layer {
     }
   }
 
-  /** Whose log line it is: of the request that it names, or of the only caller who wants to hear any. */
+  /** The request of a log line: the one that it names, or if only one asked for log lines, that one. */
   #loggedBy(related: unknown): Pending | undefined {
     if (related !== undefined) return this.#pending.get(related as number);
     const wanting = [...this.#pending.values()].filter((one) => one.wantsLogs);

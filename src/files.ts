@@ -136,10 +136,10 @@ interface Owned extends Owner {
 const OWNED =
   /^(?<base>.+)\.(?<pid>\d+)-(?<start>\d*)-(?<boot>[0-9a-f]*)-(?<space>\d*)-(?<host>[0-9a-f]+)-[0-9a-f]{12}(?<temporary>\.tmp)?$/;
 
-/** A file that grows at its end. What its promises say is on disk when they resolve; one call at a time. */
+/** A file that is appended to. When a promise resolves, its text is on disk. One call at a time. */
 export interface Log {
   append(text: string): Promise<void>;
-  /** Puts a new text in the place of all that is there: at any time the old or the new one is there, whole. */
+  /** Replaces the whole text: at any time, either the old or the new one is there, complete. */
   replace(text: string): Promise<void>;
   close(): Promise<void>;
 }
