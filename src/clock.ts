@@ -3,6 +3,7 @@
  *
  * @module
  */
+import { getOrMake } from './maps.ts';
 
 /** The time, as the library takes it: pass your own to run it in simulated time. */
 export interface Clock {
@@ -39,6 +40,18 @@ interface Waiting {
 
 const waiting = new WeakMap<AbortSignal, Waiting>();
 
+/** Made apart from those who wait: their variables would live as long as the signal. */
+function makeWaiting(): Waiting {
+  const runs = new Set<() => void>();
+  const listener = (): void => {
+    const all = [...runs];
+    // An aborted signal may be kept for long, and nothing that waited for it shall be kept with it.
+    runs.clear();
+    for (const one of all) one();
+  };
+  return { runs, listener };
+}
+
 /**
  * Calls `run` once when the signal aborts; never if it has aborted already. All who wait for one signal share one
  * listener: a hundred calls may share a signal, and Node warns of a leak beyond ten listeners.
@@ -48,18 +61,10 @@ const waiting = new WeakMap<AbortSignal, Waiting>();
  */
 export function onAbort(signal: AbortSignal | undefined, run: () => void): () => void {
   if (!signal || signal.aborted) return () => {};
-  let entry = waiting.get(signal);
-  if (!entry) {
-    const runs = new Set<() => void>();
-    const listener = (): void => {
-      for (const one of [...runs]) one();
-    };
-    waiting.set(signal, (entry = { runs, listener }));
-  }
-  const { runs, listener } = entry;
+  const { runs, listener } = getOrMake(waiting, signal, makeWaiting);
   // A new function each time, so that one that is passed twice is also called twice.
   const mine = (): void => run();
-  if (runs.size === 0) signal.addEventListener('abort', listener);
+  if (runs.size === 0) signal.addEventListener('abort', listener, { once: true });
   runs.add(mine);
   return () => {
     if (runs.delete(mine) && runs.size === 0) signal.removeEventListener('abort', listener);
@@ -74,9 +79,14 @@ export function following(signal: AbortSignal | undefined): { stop: AbortControl
   return { stop, forget: onAbort(signal, follow) };
 }
 
-/** A signal that aborts as soon as one of the two does; undefined if neither is given. */
+/** The signals of {@link eitherOf} by what they follow, which takes note of each in some runtimes, for as long as it lives. */
+const pairs = new WeakMap<AbortSignal, WeakMap<AbortSignal, AbortSignal>>();
+
+/** A signal that aborts as soon as one of the two does, the same for the same two; undefined if neither is given. */
 export function eitherOf(a: AbortSignal | undefined, b: AbortSignal | undefined): AbortSignal | undefined {
-  return a && b ? AbortSignal.any([a, b]) : (a ?? b);
+  if (!a || !b) return a ?? b;
+  const others = getOrMake(pairs, a, () => new WeakMap<AbortSignal, AbortSignal>());
+  return getOrMake(others, b, () => AbortSignal.any([a, b]));
 }
 
 /**

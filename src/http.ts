@@ -106,15 +106,17 @@ export function transportOf(o: Options = {}, address?: string): Transport {
  * listener. Nothing is shared.
  */
 export function meansOf(o: Options): Transport {
+  // What is shared outlives a call: it must not hold on to the rest of the options, a signal or a ledger.
+  const { onEvent, random, fetch = globalThis.fetch, clock = systemClock, lane = 'auto' } = o;
   return {
     base: '',
-    fetch: o.fetch ?? globalThis.fetch,
-    clock: o.clock ?? systemClock,
-    random: o.random ?? ((n) => globalThis.crypto.getRandomValues(new Uint8Array(n))),
-    lane: o.lane ?? 'auto',
+    fetch,
+    clock,
+    random: random ?? ((n) => globalThis.crypto.getRandomValues(new Uint8Array(n))),
+    lane,
     onEvent: (event) => {
       try {
-        o.onEvent?.(event);
+        onEvent?.(event);
       } catch {
         // A broken listener must not break what it listens to.
       }

@@ -2,7 +2,7 @@ import { getEventListeners } from 'node:events';
 import { gzipSync } from 'node:zlib';
 import { describe, expect, test } from 'vitest';
 import { Budget } from '../src/budget.ts';
-import { later, systemClock } from '../src/clock.ts';
+import { eitherOf, later, systemClock } from '../src/clock.ts';
 import { BadName, HttpError, RateLimited, TechnocoreError, Unavailable } from '../src/errors.ts';
 import {
   Attempts,
@@ -23,7 +23,7 @@ import {
   sharedOf,
   transportOf,
 } from '../src/http.ts';
-import { broken, faker, faulty, run, until, world } from './support.ts';
+import { broken, faker, faulty, isGone, run, until, world } from './support.ts';
 import { settled, VirtualClock } from './virtual-clock.ts';
 
 const half = (): Uint8Array => Uint8Array.of(128, 0, 0, 0);
@@ -583,6 +583,34 @@ describe('onAbort', () => {
     onAbort(signal, () => calls.push('late'))();
     onAbort(undefined, run)();
     expect(calls).not.toContain('late');
+  });
+
+  test('what waited for a signal that aborted is let go, though the signal is not', async () => {
+    const user = new AbortController();
+    const waits = (): WeakRef<object> => {
+      const calls: string[] = [];
+      onAbort(user.signal, () => void calls.push('called'));
+      return new WeakRef(calls);
+    };
+    const ref = waits();
+    expect(await isGone(ref)).toBe(false);
+    user.abort();
+    expect(await isGone(ref)).toBe(true);
+    expect(user.signal.aborted).toBe(true);
+  });
+
+  test('two signals make one, which is not made anew each time it is asked for', () => {
+    const [a, b, c] = [1, 2, 3].map(() => new AbortController());
+    const both = eitherOf(a!.signal, b!.signal)!;
+    expect(eitherOf(a!.signal, b!.signal)).toBe(both);
+    const other = eitherOf(a!.signal, c!.signal)!;
+    expect(other).not.toBe(both);
+    expect([eitherOf(a!.signal, undefined), eitherOf(undefined, a!.signal)]).toEqual([a!.signal, a!.signal]);
+    c!.abort('c');
+    expect([both.aborted, other.aborted, other.reason]).toEqual([false, true, 'c']);
+    a!.abort('a');
+    expect([both.aborted, both.reason]).toEqual([true, 'a']);
+    expect(eitherOf(a!.signal, b!.signal)!.aborted).toBe(true);
   });
 });
 

@@ -14,7 +14,19 @@ import { setNote } from '../src/notes.ts';
 import { type Place, read } from '../src/rooms.ts';
 import { type ServeOptions, serve } from '../src/serve.ts';
 import type { Signer } from '../src/signer.ts';
-import { broken, FREE, faker, faulty, isSay, PROFILES, type Profile, requestFrame, signer, world } from './support.ts';
+import {
+  broken,
+  FREE,
+  faker,
+  faulty,
+  isGone,
+  isSay,
+  PROFILES,
+  type Profile,
+  requestFrame,
+  signer,
+  world,
+} from './support.ts';
 import { settled } from './virtual-clock.ts';
 
 const client = signer(1);
@@ -1117,4 +1129,20 @@ test('64 callers with keys of their own are answered, each in its room', async (
   );
   expect(await w.run(Promise.all(work))).toEqual(keys.map((key) => key.did));
   await s.stop();
+});
+
+test('of a server that has ended nothing is held by what others go on to use of its service', async () => {
+  const w = world();
+  const served = async (): Promise<WeakRef<object>> => {
+    const methods = new Map<string, Handler>([['echo', (params) => params]]);
+    const stop = new AbortController();
+    const over = serve(BOX, server, { ...w.o, methods, signal: stop.signal });
+    expect(await w.run(call(BOX, 'echo', { n: 1 }, client, { ...w.o, replyTo: MINE }))).toEqual({ n: 1 });
+    stop.abort();
+    await w.run(over);
+    return new WeakRef(methods);
+  };
+  const ref = await served();
+  expect(await isGone(ref)).toBe(true);
+  await w.run(server.say(BOX, 'still there', w.o));
 });

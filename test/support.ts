@@ -3,6 +3,8 @@ import { createServer, type IncomingMessage, type Server, type ServerResponse } 
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import { afterAll, onTestFinished } from 'vitest';
 import type { Handler } from '../src/dispatch.ts';
 import { encode, type Json } from '../src/frames.ts';
@@ -155,3 +157,15 @@ export const view = (o: object = {}): string =>
 /** A request frame. */
 export const requestFrame = (id: unknown, method: string, params?: object): string =>
   encode({ jsonrpc: '2.0', id: id as string, method, ...(params && { params: params as Json }) });
+
+/** Lets go of all that nothing holds, and tells whether that was so of something. */
+export async function isGone(ref: WeakRef<object>): Promise<boolean> {
+  setFlagsFromString('--expose-gc');
+  const collect = runInNewContext('gc') as () => void;
+  // What a job has seen lives until it ends.
+  for (let i = 0; i < 3; i++) {
+    await settled();
+    collect();
+  }
+  return ref.deref() === undefined;
+}
