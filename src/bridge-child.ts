@@ -1,12 +1,12 @@
 /**
- * A server behind a bridge, whatever revision of MCP it speaks. One of 2026-07-28 gets what comes as it came. One that
- * knows only the handshake is greeted once, by us, for all callers: each self-contained request is made one of its
- * session, and a question that it asks meanwhile becomes the answer to the caller's request, which goes on when the
- * caller comes back with what was asked.
+ * A server behind a bridge, of any revision of MCP. A server of 2026-07-28 gets the messages unchanged. With a server
+ * that knows only the handshake, we make one handshake for all callers: each self-contained request becomes one of that
+ * session, and a question that the server asks meanwhile becomes the answer to the caller's request, which goes on when
+ * the caller sends it again with the answers.
  *
- * Messages in, messages out; no I/O. What comes is checked already, has ids that no two callers share, and is called off
- * when its time is up. The session is one for all callers, so nothing that the server says without naming a request
- * reaches a caller unless that caller alone can be meant.
+ * Messages in, messages out; no I/O. Messages come checked, with ids that no two callers share, and are cancelled when
+ * their time is up. Since all callers share the session, what the server says without naming a request reaches a caller
+ * only if no other can be meant.
  *
  * @module
  */
@@ -46,13 +46,13 @@ import { MCP_VERSION, refusalOf, SERVER_INFO } from './mcp.ts';
 import { LEVELS, LOG_LEVEL, REQUEST_ID } from './notices.ts';
 import { CLIENT_CAPABILITIES } from './toolcall.ts';
 
-/** Requests that wait for a server that is started just now. */
+/** The most requests that wait for a server that is starting. */
 const MAX_WAITING = 256;
-/** How long a request that was answered with a question waits for its caller to come back, ms; and how many do. */
+/** How long a request that was answered with a question waits for its caller, ms, and how many can. */
 const PATIENCE_MS = 600_000;
 const MAX_ASKING = 64;
 
-/** Lists and the like, which say how long they may be kept. A server with a handshake says nothing about that. */
+/** The results that must say how long they may be cached, of which a server with a handshake says nothing. */
 const CACHEABLE: ReadonlySet<string> = new Set([
   'tools/list',
   'prompts/list',
@@ -61,14 +61,14 @@ const CACHEABLE: ReadonlySet<string> = new Set([
   'resources/read',
 ]);
 
-/** Where messages go, and what else a translation needs. */
+/** Where messages go, and what else the translation needs. */
 export interface ChildSides {
   toChild(message: JsonObject): void;
   toRoom(message: JsonObject): void;
   clock: Clock;
   random: (bytes: number) => Uint8Array;
   onEvent?: (event: Event) => void;
-  /** Whether callers are strangers to each other: then the server can ask nobody anything. */
+  /** Whether callers are strangers to each other: then the server cannot ask anybody anything. */
   isPublic?: boolean;
 }
 
@@ -79,15 +79,15 @@ interface Call {
   readonly params: JsonObject;
   /** Its id on the server's side. */
   readonly childId: number;
-  /** Its present id on the room's side; undefined while the caller owes answers. */
+  /** Its present id on the room's side; undefined while answers of the caller are awaited. */
   roomId: Id | undefined;
   meta: JsonObject;
   round: number;
-  /** Questions that are not answered, by key: the server's id of each, and what it asks. */
+  /** The questions that are not answered, by key: the server's id of each, and what it asks. */
   readonly questions: Map<string, { id: Id; question: JsonObject }>;
-  /** Names the call when its caller comes back; each time another one. */
+  /** The state by which the call is found when its caller comes back; a new one each time. */
   state: string | undefined;
-  /** What the server answered while the caller was away. */
+  /** What the server answered before the caller came back. */
   held: JsonObject | undefined;
   /** Aborts when it ends. */
   readonly over: AbortController;
@@ -99,14 +99,14 @@ export class ChildSide {
   readonly #listeners: Listeners;
   readonly #greeting: Greeting;
   #era: 'down' | 'begun' | 'modern' | 'old' | 'unusable' = 'down';
-  /** Why it cannot be used, for callers. */
+  /** Why it cannot be used, as callers are told. */
   #problem = 'The server is starting';
   #againAt = 0;
-  /** Requests that wait until it is known what the server is. */
+  /** The requests that wait until the server's revision is known. */
   #waiting: { from: string; message: JsonObject }[] = [];
-  /** Requests that went through as they are. */
+  /** The requests that were passed on unchanged. */
   readonly #through = new Set<Id>();
-  /** Requests in a session with a handshake, by the server's id. */
+  /** The requests in a session with a handshake, by their ids at the server. */
   readonly #calls = new Map<Id, Call>();
   #server: JsonObject = {};
   #level: string | undefined;
@@ -131,13 +131,13 @@ export class ChildSide {
 
   // --- the process -----------------------------------------------------------------------------------------------
 
-  /** A fresh process is there. */
+  /** Called when a new process has been started. */
   started(): void {
     this.#era = 'begun';
     this.#greeting.begin();
   }
 
-  /** The process is gone; the next one comes after `againMs`. */
+  /** Called when the process has ended; the next one is started after `againMs`. */
   stopped(againMs: number): void {
     this.#greeting.stop();
     this.#era = 'down';
@@ -152,7 +152,7 @@ export class ChildSide {
     for (const id of lost) this.#o.toRoom(rpcError(id, INTERRUPTED, why));
   }
 
-  /** Forgets everything; nothing is waited for any more. */
+  /** Forgets everything. Nothing is waited for any more. */
   close(): void {
     this.#listeners.close();
     this.#waiting = [];
@@ -176,7 +176,7 @@ export class ChildSide {
 
   // --- from the room ---------------------------------------------------------------------------------------------
 
-  /** @param from the caller's DID, already allowed */
+  /** Takes a message of a caller. @param from the caller's DID, which is allowed */
   fromRoom(message: JsonObject, from: string): void {
     const kind = classify(message);
     if (kind === 'notification') this.#notified(message);
@@ -211,7 +211,7 @@ export class ChildSide {
     }
   }
 
-  /** The one notification that callers have: what it names is called off. */
+  /** Takes the only notification that callers have: it cancels the request that it names. */
   #notified(message: JsonObject): void {
     if (message['method'] !== 'notifications/cancelled') return;
     const { requestId, reason } = objectIn(message, 'params') as { requestId: Id; reason?: Json };
@@ -223,7 +223,7 @@ export class ChildSide {
     }
   }
 
-  /** Forgets a call that nobody waits for. */
+  /** Drops a call for which nobody waits any more. */
   #drop(call: Call, reason: string): void {
     this.#end(call);
     for (const { id } of call.questions.values()) this.#o.toChild(rpcError(id, INTERNAL_ERROR, `No answer: ${reason}`));
@@ -283,7 +283,7 @@ export class ChildSide {
     this.#o.toChild(rpcRequest(childId, method, { ...own, ...(Object.keys(kept).length > 0 && { _meta: kept }) }));
   }
 
-  /** Makes the server say as much as anybody wants to hear: its session has one level for all. */
+  /** Sets the log level to the lowest that any caller wants: the session has one for all. */
   #raiseLevel(level: Json | undefined): void {
     if (typeof level !== 'string' || !isObject(objectIn(this.#server, 'capabilities')['logging'])) return;
     if (this.#level !== undefined && LEVELS.indexOf(level) >= LEVELS.indexOf(this.#level)) return;
@@ -300,7 +300,7 @@ export class ChildSide {
   // --- from the server -------------------------------------------------------------------------------------------
 
   fromChild(message: unknown): void {
-    // A batch, which one revision knows.
+    // A batch, which only one revision has.
     if (Array.isArray(message)) {
       for (const member of message) if (!Array.isArray(member)) this.fromChild(member);
       return;
@@ -321,12 +321,12 @@ export class ChildSide {
     }
   }
 
-  /** An answer of the server was too long to be read. */
+  /** Called when an answer of the server was too long to be read. */
   tooLong(id: Id, bytes: number): void {
     this.#response(rpcError(id, INTERNAL_ERROR, `The answer is too large: ${bytes} bytes`));
   }
 
-  /** A request did not reach the server. */
+  /** Called when a request did not reach the server. */
   unsent(id: Id): void {
     if (typeof id === 'string' && id.startsWith(OURS)) return;
     this.#response(rpcError(id, BUSY, 'Busy: the server takes nothing just now', { retryAfterMs: PROBE_MS }));
@@ -357,7 +357,7 @@ export class ChildSide {
     const { method } = frame as { method: string };
     const params = objectIn(frame, 'params');
     if (method === 'notifications/message') {
-      // Without a name of its request, a line may be about what another stranger asked for.
+      // A log line without its request may be about what another stranger asked for.
       const isNamed = objectIn(params, '_meta')[REQUEST_ID] !== undefined;
       if (isNamed || !this.#o.isPublic) this.#o.toRoom(frame);
     } else if (this.#era === 'modern') this.#o.toRoom(frame);
@@ -373,7 +373,7 @@ export class ChildSide {
 
   // --- questions of the server -----------------------------------------------------------------------------------
 
-  /** A request of the server: only one in whose answer a caller can be meant goes on. */
+  /** Takes a request of the server. It is passed on only if it is clear for which caller it is. */
   #asked(frame: JsonObject): void {
     const { id, method, params } = frame as { id: Id; method: string; params?: Json };
     try {
@@ -392,10 +392,12 @@ export class ChildSide {
     }
   }
 
-  /** The call whose caller a question of the server is for. @throws RpcError there is none, or it cannot be told */
+  /**
+   * The call to which a question of the server belongs. @throws an {@link RpcError} if there is none, or it is not clear
+   */
   #meant(method: string): Call {
     const refused = (why: string): RpcError => new RpcError(METHOD_NOT_FOUND, `${method.slice(0, 80)}: ${why}`);
-    // A root is a place on the disk of the caller. Here it would name one on ours.
+    // A root is a folder on the caller's disk. The server would take it for one on ours.
     if (method === 'roots/list') throw refused('callers are on other machines, and have no roots here');
     const needed = Object.hasOwn(QUESTIONS, method) ? QUESTIONS[method]! : undefined;
     if (needed === undefined || this.#era !== 'old') throw refused('cannot be carried');
@@ -412,14 +414,14 @@ export class ChildSide {
     return call;
   }
 
-  /** The server takes a question back. */
+  /** Called when the server cancels a question. */
   #unasked(id: Id): void {
     for (const { questions } of this.#calls.values()) {
       for (const [key, question] of questions) if (question.id === id) questions.delete(key);
     }
   }
 
-  /** Answers a caller's request with what the server asks, and waits for the caller to come back. */
+  /** Answers a caller's request with the server's questions, and waits for the caller to come back. */
   #ask(call: Call, roomId: Id): void {
     if (++call.round > MAX_ROUNDS) {
       const why = `The server asked more than ${MAX_ROUNDS} times`;
@@ -441,7 +443,7 @@ export class ChildSide {
     );
   }
 
-  /** A caller comes back with answers. @throws RpcError not to a question that it was asked */
+  /** Takes the answers of a caller that comes back. @throws an {@link RpcError} if it was not asked that */
   #resume(id: Id, from: string, method: string, params: JsonObject, meta: JsonObject): void {
     const { requestState, inputResponses = {} } = params;
     const call = [...this.#calls.values()].find(({ state }) => state !== undefined && state === requestState);
@@ -465,14 +467,15 @@ export class ChildSide {
     else if (call.questions.size > 0) this.#ask(call, id);
   }
 
-  /** An id for a request whose answer matters to nobody. */
+  /** An id for a request whose answer is ignored. */
   #mint(): string {
     return `${OURS}${++this.#minted}`;
   }
 }
 
 /**
- * A request without what a caller says of its own disk: a server that took roots for leave to read there would read ours.
+ * A request without what the caller says about its own disk: a server that takes roots for permission to read would read
+ * our disk.
  */
 function withoutRoots(message: JsonObject): JsonObject {
   const params = objectIn(message, 'params');

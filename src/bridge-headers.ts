@@ -1,6 +1,6 @@
 /**
- * What the HTTP binding of MCP 2026-07-28 wants in headers beside the message, so that who only looks at headers sees
- * what the message says: compared, and refused where they differ.
+ * The headers that the HTTP binding of MCP 2026-07-28 requires beside the message, for those who look only at headers:
+ * they are compared with the message, and the request is refused if they differ.
  *
  * @module
  */
@@ -13,10 +13,10 @@ import { remember } from './maps.ts';
 import { PROTOCOL_VERSION } from './mcp.ts';
 
 const HEADER_MISMATCH = -32020;
-/** Tools whose parameters are remembered to be in headers. */
+/** How many tools have it remembered which of their parameters are in headers. */
 const MAX_TOOLS = 4096;
 
-/** The parameter that each of these methods has in `Mcp-Name` too. */
+/** The parameter of each method that is also in `Mcp-Name`. */
 const NAMED: { readonly [method: string]: string } = {
   'tools/call': 'name',
   'prompts/get': 'name',
@@ -27,7 +27,7 @@ type Header = (name: string) => string | undefined;
 
 const mismatch = (what: string): RpcError => new RpcError(HEADER_MISMATCH, `Header mismatch: ${what}`);
 
-/** The value in a header, which may be wrapped in base64; undefined for one that is ill-formed. */
+/** The value in a header, which may be base64; undefined if it is malformed. */
 function decoded(value: string): string | undefined {
   const [, base64] = /^=\?base64\?(.*)\?=$/.exec(value) ?? [];
   if (base64 === undefined) return /^[\t\x20-\x7e]*$/.test(value) ? value : undefined;
@@ -36,9 +36,9 @@ function decoded(value: string): string | undefined {
 }
 
 /**
- * Compares the standard headers of a request with what it says.
+ * Compares the standard headers of a request with the message.
  *
- * @throws RpcError -32020 one is missing, ill-formed, or says something else
+ * @throws an {@link RpcError} -32020 if one is missing, malformed, or says something else
  */
 export function checkHeaders(header: Header, message: JsonObject): void {
   const { method } = message as { method: string };
@@ -56,14 +56,14 @@ export function checkHeaders(header: Header, message: JsonObject): void {
   if (decoded(name) !== params[named]) throw mismatch(`Mcp-Name is not the ${named}`);
 }
 
-/** Where the parameters are that have a header of their own, by its name. */
+/** The paths of the parameters that have a header of their own, by its name. */
 type Mirrored = Map<string, string[]>;
 
-/** The parameters that tools want to see in headers, as far as their lists were seen. */
+/** The parameters that tools require in headers, as far as lists of tools were seen. */
 export class ParamHeaders {
   readonly #tools = new Map<string, Mirrored>();
 
-  /** Takes note of a list of tools. */
+  /** Remembers a list of tools. */
   learn(result: JsonObject): void {
     if (!Array.isArray(result['tools'])) return;
     for (const tool of result['tools']) {
@@ -76,7 +76,7 @@ export class ParamHeaders {
     }
   }
 
-  /** @throws RpcError -32020 a header is missing, ill-formed, or not what the arguments say */
+  /** @throws an {@link RpcError} -32020 if a header is missing, malformed, or differs from the arguments */
   check(header: Header, message: JsonObject): void {
     const params = objectIn(message, 'params');
     const mirrored = message['method'] === 'tools/call' ? this.#tools.get(params['name'] as string) : undefined;
@@ -96,10 +96,10 @@ export class ParamHeaders {
   }
 }
 
-/** A value as a header shows it; what is no text, number or truth value has no such text. */
+/** A value as it is in a header; undefined unless it is a string, number or boolean. */
 const textOf = (value: Json | undefined): string | undefined => (typeof value === 'object' ? undefined : String(value));
 
-/** The annotated properties that a chain of `properties` leads to. */
+/** The annotated properties that can be reached through `properties` alone. */
 function collect(schema: JsonObject, path: string[], into: Mirrored): void {
   if (path.length > 16) return;
   for (const [name, property] of Object.entries(objectIn(schema, 'properties'))) {

@@ -1,8 +1,9 @@
 /**
- * MCP's Streamable HTTP, as an endpoint on loopback in front of whatever carries messages of 2026-07-28: requests of that
- * revision, each on its own, and sessions of hosts that begin with a handshake.
+ * MCP's Streamable HTTP, as an endpoint on loopback in front of anything that carries messages of 2026-07-28: single
+ * requests of that revision, and sessions of hosts that begin with a handshake. Rules: MCP 2025-03-26 to 2026-07-28,
+ * transports.
  *
- * Only programs of this machine are served, and no web page that a browser shows, wherever its name leads.
+ * Only programs on this machine are served, and no web page that a browser shows, whatever its name resolves to.
  *
  * @module
  */
@@ -28,24 +29,24 @@ import { decode, isObject, type Json } from './frames.ts';
 import { type Clock, type Event, systemClock } from './http.ts';
 import { checkedMeta, isMcpId } from './mcp.ts';
 
-/** Most bytes of one message: more than a room carries. */
+/** The most bytes of one message: more than a room carries. */
 const MAX_BODY = 4 << 20;
-/** Most bytes of all messages that are arriving. */
+/** The most bytes of all messages that are arriving. */
 const MAX_ARRIVING = 64 << 20;
-/** How long a request may take to arrive, ms, and how many connections there may be. */
+/** How long a request may take to arrive, ms, and the most connections. */
 const REQUEST_MS = 30_000;
 const MAX_CONNECTIONS = 512;
-/** Most requests under way, and most sessions. */
+/** The most requests under way, and the most sessions. */
 const MAX_OPEN = 256;
 const MAX_SESSIONS = 64;
-/** How long a session is kept that nobody uses, ms. */
+/** How long an unused session is kept, ms. */
 const IDLE_MS = 1_800_000;
-/** Most messages that wait for a host to listen. */
+/** The most messages that wait for a host to listen. */
 const MAX_UNHEARD = 100;
 
 /** Options of {@link HttpBridge}. */
 export interface HttpBridgeOptions {
-  /** A fresh way to the server, for one request or for one session. */
+  /** Makes a new wire to the server, for one request or one session. */
   connect(): Wire;
   clock?: Clock;
   random?: (bytes: number) => Uint8Array;
@@ -55,7 +56,7 @@ export interface HttpBridgeOptions {
   denied?: string;
 }
 
-/** An answer without a message, or with one that is an error. */
+/** An answer that is only a status, perhaps with an error. */
 class Refusal extends Error {
   readonly status: number;
   readonly error: JsonObject | undefined;
@@ -69,13 +70,13 @@ class Refusal extends Error {
   }
 }
 
-/** The refusal of a request that was not read. */
+/** The answer to a request that was not read. */
 const tooMany = (why: string): Refusal =>
   new Refusal(503, rpcError(undefined, INTERNAL_ERROR, why), { connection: 'close' });
 
 const LOOPBACK = /^(?:localhost|127\.0\.0\.1|\[::1\])(?::\d{1,5})?$/i;
 
-/** The statuses that errors of a request have. */
+/** The HTTP status for the error codes of a request. */
 const STATUS: { readonly [code: number]: number } = {
   [METHOD_NOT_FOUND]: 404,
   [-32020]: 400,
@@ -102,9 +103,9 @@ export class HttpBridge {
   /**
    * Listens on loopback.
    *
-   * @param port 0: any that is free
-   * @returns its address
-   * @throws TechnocoreError `no_port`: the port cannot be had
+   * @param port 0 for any free one
+   * @returns the address of the endpoint
+   * @throws a {@link TechnocoreError} `no_port` if the port is not available
    */
   async listen(port: number): Promise<string> {
     const server = createServer(
@@ -175,7 +176,7 @@ export class HttpBridge {
       return typeof value === 'string' ? value : undefined;
     };
     const invalid = (message: string): JsonObject => rpcError(undefined, INVALID_REQUEST, message);
-    // A web page whose name leads here comes with that name as host, any other page with its own as origin.
+    // A web page whose name resolves to this machine sends that name as `Host`; any other page sends its own `Origin`.
     const origin = header('origin');
     if (!LOOPBACK.test(header('host') ?? '')) throw new Refusal(403, invalid('Forbidden host'));
     if (origin !== undefined && !(/^https?:\/\//.test(origin) && LOOPBACK.test(origin.replace(/^https?:\/\//, '')))) {
@@ -190,7 +191,7 @@ export class HttpBridge {
     }
     switch (request.method) {
       case 'POST':
-        // What cannot be served is not read.
+        // Not read, since it cannot be served.
         if (!session && this.#open.size > MAX_OPEN) throw tooMany('Too many requests at once');
         await this.#post(header, await this.#message(request, header), answer, session);
         break;
@@ -211,7 +212,7 @@ export class HttpBridge {
     }
   }
 
-  /** The message in a POST. @throws Refusal there is none */
+  /** The message in a POST. @throws a Refusal if there is none */
   async #message(request: IncomingMessage, header: (name: string) => string | undefined): Promise<JsonObject | Json[]> {
     const invalid = (message: string): JsonObject => rpcError(undefined, INVALID_REQUEST, message);
     if (!/^application\/json\s*(?:;|$)/i.test(header('content-type') ?? '')) {
@@ -260,7 +261,7 @@ export class HttpBridge {
       await this.#begin(message, answer);
       return;
     }
-    // One whose session has ended begins another.
+    // A host whose session has ended begins another.
     if (header('mcp-session-id') !== undefined && !isModern) {
       throw new Refusal(404, rpcError(undefined, INVALID_REQUEST, 'Session not found'));
     }
@@ -272,7 +273,7 @@ export class HttpBridge {
 
   async #once(header: (name: string) => string | undefined, message: JsonObject, answer: HttpAnswer): Promise<void> {
     const kind = classify(message);
-    // Cancelling is to hang up.
+    // The client cancels by closing the connection.
     if (kind === 'notification') return answer.refuse(202);
     const { id, method, params } = message as { id: Id; method: string; params?: JsonObject };
     if (kind !== 'request' || !isMcpId(id))
@@ -306,13 +307,13 @@ export class HttpBridge {
     }
     answer.holdOpen();
     await over;
-    // What is not answered by now is called off.
+    // If it is not answered by now, it is cancelled.
     await wire.close();
   }
 
   // --- sessions --------------------------------------------------------------------------------------------------
 
-  /** Ends the session that is missed least: its host is told so when it comes back, and begins another. */
+  /** Ends the session that was not used for the longest time. When its host comes back, it has to begin another. */
   #displace(): boolean {
     const isLongUnused = ({ used }: Session): boolean => this.#clock.now() - used >= IDLE_MS;
     const [displaced] = [...this.#sessions]
@@ -348,9 +349,9 @@ class Session {
   readonly #clock: Clock;
   readonly #wire: Wire;
   readonly #side: HostSide;
-  /** Which answer a request's messages go to. */
+  /** The HTTP answer to which the messages of each request go. */
   readonly #answers = new Map<Id, { answer: HttpAnswer; left: Set<Id> }>();
-  /** Where messages go that belong to no request. */
+  /** The HTTP answer for messages that belong to no request. */
   #listening: HttpAnswer | undefined;
   #unheard: JsonObject[] = [];
   used: number;
@@ -378,7 +379,7 @@ class Session {
     return this.#answers.size > 0;
   }
 
-  /** Whether its host listens to what belongs to no request. */
+  /** Whether its host listens for messages that belong to no request. */
   get isListening(): boolean {
     return this.#listening !== undefined;
   }
@@ -392,7 +393,7 @@ class Session {
     return this.#wire.start();
   }
 
-  /** Takes what one POST brought. */
+  /** Takes the message of one POST. */
   take(message: JsonObject | Json[], answer: HttpAnswer): void {
     this.used = this.#clock.now();
     const members = Array.isArray(message) ? message : [message];
@@ -405,7 +406,7 @@ class Session {
       return;
     }
     for (const id of left) this.#answers.set(id, { answer, left });
-    // Hanging up is not to cancel: what comes then is for nobody.
+    // In these revisions, closing the connection does not cancel. Later messages are dropped.
     answer.onEnd(() => {
       for (const id of left) this.#answers.delete(id);
     });
@@ -413,10 +414,10 @@ class Session {
     if (requests.length > 0) answer.holdOpen();
   }
 
-  /** The host listens to what belongs to no request. */
+  /** Takes the HTTP answer through which the host listens for messages that belong to no request. */
   hear(answer: HttpAnswer): void {
     this.used = this.#clock.now();
-    // One stream is enough, and the newest is the one that is read.
+    // There is one stream at a time: the newest one is certainly read.
     this.#listening?.end();
     this.#listening = answer;
     answer.onEnd(() => {
@@ -451,7 +452,7 @@ class Session {
 
 // --- messages ----------------------------------------------------------------------------------------------------
 
-/** What a request is answered that was not sent, or of whose sending its error answer is the error. */
+/** The answer to a request that could not be sent, out of the error. */
 export function sendError(id: Id, cause: unknown): JsonObject {
   if (cause instanceof RpcError)
     return rpcError(id, cause.rpc.code, cause.rpc.message, cause.rpc.data as Json | undefined);

@@ -1,11 +1,11 @@
 /**
- * Pairing: how a server learns the key of one caller, and the caller the server's, by a code that a person carries from
- * one terminal to the other. The code never crosses a room; what does is a MAC of both keys and the mailbox under it, so
- * that whoever stands between the two, or answers in the place of one, gains nothing.
+ * Pairing: how a server learns the key of one caller, and the caller that of the server, by a code that a person carries
+ * from one terminal to the other. The code itself is never written into a room: only a MAC of both keys and the mailbox
+ * under it, which is of no use to anybody between the two, or in the place of one of them.
  *
- * It happens in a room of its own, beside the mailbox: strangers never write where the server reads. Who does not show
- * with the first message that he knows the code costs the server a look at that message, and no more: so no number of
- * strangers keeps out the one who does.
+ * It happens in a room of its own, beside the mailbox, so that strangers do not write where the server reads. A message
+ * that does not prove knowledge of the code costs the server only a look at it, so no number of strangers can keep out
+ * the one who knows the code.
  *
  * @module
  */
@@ -25,33 +25,33 @@ import { isDid } from './names.ts';
 import { serve } from './serve.ts';
 import type { Signer } from './signer.ts';
 
-/** Letters and digits that nobody takes for another one. */
+/** Letters and digits that are not confused with each other. */
 const ALPHABET = '0123456789ABCDEFGHJKMNPQRSTVWXYZ';
 /** Characters of a code, five bits each: 130 bits. */
 const CODE_LENGTH = 26;
-/** How long a code is good, ms. */
+/** How long a code is valid, ms. */
 export const PAIRING_MS = 600_000;
 /**
- * Wrong codes of one key that are told so, and of all keys in a minute; the others meet silence. Nobody need be shut out
- * for guessing: 120 reads a minute show at most a MiB each, of which a try takes some 300 bytes. That is fewer than 2^22
- * tries while a code is good, which leaves a chance below 2^-108 that any of them, of however many keys, is right.
+ * How many wrong codes are answered, of one key and of all keys a minute; others are ignored. Nobody need be locked out
+ * for guessing: 120 reads a minute show at most a MiB each, and a guess takes some 300 bytes. That is less than 2^22
+ * guesses while a code is valid, so that the chance that any of them is right is below 2^-108.
  */
 const TRIES = 5;
 const TRIES_A_MINUTE = 10;
 const MINUTE_MS = 60_000;
-/** Keys of which it is remembered how often they were wrong. */
+/** How many keys have their wrong codes counted. */
 const MAX_WRONG = 1024;
 
-/** A code that nobody can guess, in groups that can be read out: 130 bits. */
+/** Makes a code of 130 random bits, in groups that can be read out. */
 export function pairingCode(random: (bytes: number) => Uint8Array): string {
   const digits = [...random(CODE_LENGTH)].map((byte) => ALPHABET[byte & 31]!).join('');
   return digits.match(/.{1,5}/g)!.join('-');
 }
 
 /**
- * The code as it was meant, however it was typed.
+ * The canonical form of a code, however it was typed.
  *
- * @throws TechnocoreError `bad_code`: no such code. Never quotes it
+ * @throws a {@link TechnocoreError} `bad_code` if it cannot be one. The message never quotes it
  */
 export function normalCode(typed: string): string {
   const code = typed.toUpperCase().replace(/[\s-]/g, '').replaceAll('O', '0').replace(/[IL]/g, '1');
@@ -59,15 +59,16 @@ export function normalCode(typed: string): string {
   throw new TechnocoreError('bad_code', `a pairing code has ${CODE_LENGTH} letters and digits`);
 }
 
-/** Where the keys that a mailbox lets in are made known: who knows the mailbox knows this room. */
+/** The room for pairing with a mailbox, which can be derived by those who know the mailbox. */
 export function pairingRoom(mailbox: string): string {
   return `mb-p-${toHex(sha256(utf8(`technocore-rpc/pair/${mailbox}`)).subarray(0, 12))}`;
 }
 
 /**
- * What one side shows the other to prove that it knows the code. Its own role is in it, so that it cannot be sent back.
+ * The proof by which one side shows the other that it knows the code. It contains the role, so that it cannot be sent
+ * back.
  *
- * @param server `''` in what a caller says first, who does not know it yet
+ * @param server `''` in the first message of a caller, who does not know the server's key yet
  */
 function proofOf(code: string, role: 'caller' | 'server', mailbox: string, server: string, caller: string): string {
   return toBase64url(
@@ -75,7 +76,7 @@ function proofOf(code: string, role: 'caller' | 'server', mailbox: string, serve
   );
 }
 
-/** Whether a stranger's value is that proof. */
+/** Whether a stranger's value is the expected proof. */
 function isProof(value: unknown, proof: string): boolean {
   return typeof value === 'string' && equalBytes(utf8(value), utf8(proof));
 }
@@ -84,17 +85,17 @@ function isProof(value: unknown, proof: string): boolean {
 export interface PairingOptions extends Options {
   /** As {@link pairingCode} makes it. */
   code: string;
-  /** Keeps the key of the one caller that knew the code. What it throws is that caller's failure. */
+  /** Stores the key of the caller that knew the code. If it throws, pairing fails for that caller. */
   onPaired(did: string): void | Promise<void>;
-  /** Called once callers can come. */
+  /** Called once callers can pair. */
   onReady?: () => void;
 }
 
 /**
- * Lets one caller in that knows the code.
+ * Waits for one caller that knows the code.
  *
- * @returns `paired`; `expired` after ten minutes. The code is of no use from then on
- * @throws what {@link serve} throws; the signal's reason when it has aborted before
+ * @returns `paired`, or `expired` after ten minutes. The code is invalid from then on
+ * @throws what {@link serve} throws; the signal's reason if it has aborted before
  */
 export async function offerPairing(
   mailbox: string,
@@ -120,7 +121,7 @@ export async function offerPairing(
     if (outcome !== undefined) throw new RpcError(DENIED, 'Denied: pairing has ended');
     if (!isProof(proof, proofOf(code, 'caller', mailbox, did, from)))
       throw badParams('the proof is not for this server');
-    // From here on nobody else is let in, whatever comes of it.
+    // From here on nobody else can pair, whatever happens next.
     outcome = 'paired';
     try {
       await onPaired(from);
@@ -137,7 +138,7 @@ export async function offerPairing(
   o.signal?.addEventListener('abort', stop);
   let leave: (() => void) | undefined;
   try {
-    // Before whoever answers, so that it is known by then who may be.
+    // Begins to listen before the server, so that it is known in time whose messages may be answered.
     leave = await feedOf(t, room).listen(door, { signal: over.signal });
     const methods = new Map([['pair', pair]]);
     await serve(room, signer, {
@@ -159,13 +160,13 @@ export async function offerPairing(
   return outcome ?? 'expired';
 }
 
-/** Sees from the messages that come who knows the code, before anything is done for anybody. */
+/** Finds out from messages who knows the code, before anything is done for anybody. */
 class Door implements Listener {
   readonly #t: Transport;
   readonly #code: string;
   readonly #mailbox: string;
   readonly #known = new Set<string>();
-  /** How often others were wrong, of each key and in this minute; and who of them is to be told. */
+  /** How often others were wrong: each key, and all in this minute; and which of them get an answer. */
   readonly #wrong = new Map<string, number>();
   readonly #told = new Set<string>();
   #minute = 0;
@@ -212,13 +213,13 @@ class Door implements Listener {
 }
 
 /**
- * Makes our key known to the server of a mailbox by a code that its operator told us.
+ * Pairs with the server of a mailbox, by a code that its operator has told us.
  *
  * @returns the DID of the server, which has proved that it knows the code
- * @throws RpcError 1004: not the code, or no longer
- * @throws TechnocoreError `bad_code`; `not_paired`: who answered does not know the code; `not_offered`: nobody answers to
- * it
- * @throws as {@link call}
+ * @throws an {@link RpcError} 1004 if the code is wrong, or no longer valid
+ * @throws a {@link TechnocoreError} `bad_code` if it cannot be a code; `not_paired` if the one who answered does not know
+ * it; `not_offered` if nobody answers
+ * @throws what {@link call} throws
  */
 export async function pair(
   mailbox: string,
@@ -228,7 +229,7 @@ export async function pair(
 ): Promise<string> {
   normalCode(code);
   const room = pairingRoom(mailbox);
-  // Anybody may answer this; who does proves below that it is the server.
+  // Anybody can answer this. The proof below shows whether it was the server.
   const hello = proofOf(code, 'caller', mailbox, '', signer.did);
   const told = await asked(call<Json>(room, 'pair', { hello }, signer, o));
   const server = isObject(told) ? told['did'] : undefined;
@@ -242,12 +243,12 @@ export async function pair(
   return server;
 }
 
-/** The room in which pairing happens is nobody's business: that no answer comes from it says what became of the code. */
+/** The error for a call that got no answer: in terms of the code, not of the room for pairing. */
 async function asked(answer: Promise<Json>): Promise<Json> {
   try {
     return await answer;
   } catch (cause) {
-    // With a cause of its own it was the service that did not answer, or another key that did.
+    // With a cause, the service did not answer, or another key did.
     if (!TechnocoreError.is(cause) || cause.code !== 'call_timeout' || cause.cause !== undefined) throw cause;
     throw new TechnocoreError(
       'not_offered',

@@ -1,5 +1,5 @@
 /**
- * The keys that were paired, in a file of the key directory, so that nobody has to pair again after a restart.
+ * The paired keys, in a file of the key directory, so that nobody has to pair again after a restart.
  *
  * @module
  */
@@ -9,14 +9,14 @@ import { isObject } from './frames.ts';
 import { type Clock, systemClock } from './http.ts';
 import { isDid, isName } from './names.ts';
 
-/** A server that we were paired with. */
+/** A server with which we are paired. */
 export interface PairedServer {
   did: string;
-  /** Stands for the code that was used, so that the same one is not tried again. */
+  /** A digest of the code that was used, so that it is not used again. */
   used: string;
 }
 
-/** What the file holds: by mailbox, the callers let in, and the server that was met. */
+/** The contents of the file, by mailbox: the callers that are let in, or the server. */
 interface Pairs {
   callers: { [mailbox: string]: string[] };
   servers: { [mailbox: string]: PairedServer };
@@ -26,13 +26,16 @@ export class PairsFile {
   readonly #path: string;
   readonly #clock: Clock;
 
-  /** @param path made when first needed; its directory must be there */
+  /** @param path the file; created when first needed, in a directory that exists */
   constructor(path: string, clock: Clock = systemClock) {
     this.#path = path;
     this.#clock = clock;
   }
 
-  /** @throws TechnocoreError `bad_pairs`: damaged, or others may write it; Unavailable: it cannot be read */
+  /**
+   * @throws a {@link TechnocoreError} `bad_pairs` if it is damaged, or others can write it; Unavailable if it cannot be
+   * read
+   */
   async callersOf(mailbox: string): Promise<string[]> {
     return (await this.#read()).callers[mailbox] ?? [];
   }
@@ -63,7 +66,7 @@ export class PairsFile {
     });
     if (!file) return { callers: {}, servers: {} };
     const bad = (why: string): TechnocoreError => new TechnocoreError('bad_pairs', `${this.#path} ${why}`);
-    // A key that somebody else wrote would be let in.
+    // If others can write the file, they could let themselves in.
     if (files.hasModes && file.mode & 0o022)
       throw bad('can be written by others; set its mode to 0600, and check the keys in it');
     try {

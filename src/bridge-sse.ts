@@ -1,5 +1,5 @@
 /**
- * The answer to one HTTP request, which may turn out to be one message or a stream of them.
+ * The answer to one HTTP request: one message, or a stream of them (server-sent events).
  *
  * @module
  */
@@ -7,13 +7,13 @@ import type { ServerResponse } from 'node:http';
 import type { JsonObject } from './dispatch.ts';
 import type { Clock } from './http.ts';
 
-/** How long an answer may be silent, ms, before something is written, so that nobody takes it for dead. */
+/** After how much silence something is written, so that the connection is not taken for dead, ms. */
 const SILENCE_MS = 15_000;
-/** Most bytes that wait for a reader who does not read. */
+/** The most bytes that wait for a reader who does not read. */
 const MAX_UNREAD = 16 << 20;
 
 export class HttpAnswer {
-  /** Headers beside those of the content. */
+  /** Further headers, beside those of the content. */
   readonly headers: Record<string, string> = {};
   readonly #response: ServerResponse;
   readonly #clock: Clock;
@@ -28,13 +28,13 @@ export class HttpAnswer {
     response.on('error', () => {});
   }
 
-  /** Calls back once it is over: ended by us, or because the other side hung up. */
+  /** Calls back when the answer has ended, or the other side has closed the connection. */
   onEnd(run: () => void): void {
     if (this.#over.signal.aborted) run();
     else this.#over.signal.addEventListener('abort', run, { once: true });
   }
 
-  /** A status, and perhaps an error; nothing follows. */
+  /** Ends the answer with a status, and perhaps an error. */
   refuse(status: number, error?: JsonObject, headers: Record<string, string> = {}): void {
     if (this.#isStream || this.#response.writableEnded) {
       this.end();
@@ -55,7 +55,7 @@ export class HttpAnswer {
     this.holdOpen();
   }
 
-  /** Something is written now and then, as long as the answer is waited for. */
+  /** Writes something from time to time, until the answer ends. */
   holdOpen(): void {
     if (this.#isHeld) return;
     this.#isHeld = true;
@@ -67,12 +67,12 @@ export class HttpAnswer {
           if (!this.#response.writableEnded) this.#response.write(':\n\n');
         }
       } catch {
-        // It is over.
+        // The answer has ended.
       }
     })();
   }
 
-  /** A message before the last one. */
+  /** Sends a message, which is not the last one. */
   send(message: JsonObject): void {
     this.open();
     if (this.#response.writableEnded) return;
@@ -80,7 +80,7 @@ export class HttpAnswer {
     else this.#response.write(`event: message\ndata: ${JSON.stringify(message)}\n\n`);
   }
 
-  /** The last message, if there is one. @param status of an answer that is nothing but this message */
+  /** Ends the answer, with the last message if there is one. @param status if it is the only message */
   end(message?: JsonObject, status = 200): void {
     if (this.#response.writableEnded) return;
     if (!this.#isStream && message) this.refuse(status, message);

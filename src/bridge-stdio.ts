@@ -1,7 +1,6 @@
 /**
- * The two ends of a bridge that speak in lines: a host that started us, on our own standard input and output, and a
- * server that we start. Between them and the room stand the translations; whatever goes wrong with one message ends as
- * its answer.
+ * The two ends of a bridge that use lines: a host that has started us, on our own standard input and output, and a server
+ * that we start. Between them and the room are the translations. Whatever goes wrong with one message becomes its answer.
  *
  * @module
  */
@@ -24,14 +23,14 @@ export interface StdioOptions {
   onEvent?: (event: Event) => void;
 }
 
-/** Most requests whose answer is waited for to tell how long it took. */
+/** The most requests of which events tell how long they took. */
 const MAX_WATCHED = 4096;
 
-/** How long a host that has ended its input is given answers, ms. Hosts that end a program wait 2 s for it. */
+/** How long a host that has ended its input still gets answers, ms. Hosts wait 2 s for a program to end. */
 const LAST_ANSWERS_MS = 1500;
 
 /**
- * Tells of each request when it is answered, or called off: an event `call` with method, name, caller, ms and outcome.
+ * Emits an event `call` for each request that is answered or cancelled, with method, name, caller, ms and outcome.
  */
 class Watch {
   readonly #clock: Clock;
@@ -44,7 +43,7 @@ class Watch {
     this.#onEvent = onEvent;
   }
 
-  /** Resolves once all is answered that was asked, or after a while. */
+  /** Resolves once all requests are answered, or after a while. */
   async quiet(): Promise<void> {
     if (this.#begun.size === 0) return;
     const timer = new AbortController();
@@ -82,7 +81,7 @@ class Watch {
   }
 }
 
-/** An end of a bridge that is at work. */
+/** An end of a bridge that is running. */
 export interface Bridged {
   /** Resolves when the other program has ended it. */
   readonly ended: Promise<void>;
@@ -91,17 +90,17 @@ export interface Bridged {
 
 /** The end with the server. */
 export interface BridgedServer extends Bridged {
-  /** Resolves once the server has said what it is. */
+  /** Resolves once the server's revision is known. */
   readonly ready: Promise<void>;
-  /** @throws TechnocoreError `no_server`: the command ends at once, each time, and never wrote a message */
+  /** @throws a {@link TechnocoreError} `no_server` if the command always ends without ever writing a message */
   readonly ended: Promise<void>;
 }
 
 /**
- * Puts a server that we start behind a wire to callers.
+ * Starts a server, and connects it to callers through a wire.
  *
  * @param isPublic whether callers are strangers to each other
- * @throws TechnocoreError `no_command`: it cannot be started; what starting the wire throws
+ * @throws a {@link TechnocoreError} `no_command` if it cannot be started; what starting the wire throws
  */
 export async function bridgeServer(
   wire: Wire,
@@ -131,7 +130,7 @@ export async function bridgeServer(
     toChild: (message) => {
       child.send(message).catch((cause) => {
         onEvent({ kind: 'unsent', method: message['method'], cause });
-        // It never came to the server, so it may be asked again.
+        // It never reached the server, so the caller may send it again.
         if (classify(message) === 'request') side.unsent(message['id'] as Id);
       });
     },
@@ -166,7 +165,7 @@ export async function bridgeServer(
     side.fromRoom(message, from);
   };
   const close = async (): Promise<void> => {
-    // First nobody is let in any more, and what was begun is answered.
+    // First no more requests are taken, and those that were begun are answered.
     await wire.close();
     side.close();
     await child.close();
@@ -180,7 +179,7 @@ export async function bridgeServer(
   return { ready, ended, close };
 }
 
-/** A taker of frames that nothing in a frame can bring down. */
+/** A function for frames that never throws, whatever is in a frame. */
 function guarded(onEvent: (event: Event) => void, take: (frame: Frame) => void): (frame: Frame) => void {
   return (frame) => {
     try {
@@ -191,11 +190,11 @@ function guarded(onEvent: (event: Event) => void, take: (frame: Frame) => void):
   };
 }
 
-/** What a host is told that cannot work: as in {@link HostSide}. */
+/** Advice for hosts that cannot work: as in {@link HostSide}. */
 export type HostWords = Pick<ConstructorParameters<typeof HostSide>[0], 'hint' | 'denied'>;
 
 /**
- * Puts a host that speaks in lines before a wire to a server. It ends when the host's input does.
+ * Connects a host that uses lines to a server through a wire. Ends when the host ends its input.
  *
  * @throws what starting the wire throws
  */
