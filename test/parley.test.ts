@@ -1130,6 +1130,27 @@ describe('saving and resuming', () => {
     for (const text of ['null', '{}', '[]', '{"version":1}', '{"version":2}']) {
       await expect(Session.resume(utf8(text), A.identity, A.relay)).rejects.toThrow(refused);
     }
+    // One character changed anywhere, a member left out or put in, the proof of another state.
+    const text = new TextDecoder().decode(state);
+    for (let i = 0; i < text.length; i += 7) {
+      const other = text[i] === '1' ? '2' : '1';
+      const changed = text.slice(0, i) + other + text.slice(i + 1);
+      await expect(Session.resume(utf8(changed), A.identity, A.relay)).rejects.toThrow(refused);
+    }
+    await B.session.send('more');
+    await A.session.poll();
+    const later = new TextDecoder().decode(A.session.save());
+    for (const changed of [
+      text.replace('"queue":[],', ''),
+      text.replace('{', '{"__proto__":{"x":1},'),
+      text.slice(0, text.lastIndexOf('"proof"')) + later.slice(later.lastIndexOf('"proof"')),
+      `${text}\n`,
+      ` ${text}`,
+    ]) {
+      expect(changed).not.toBe(text);
+      await expect(Session.resume(utf8(changed), A.identity, A.relay)).rejects.toThrow(refused);
+    }
+    expect((await Session.resume(state, A.identity, A.relay)).peer.state).toBe('active');
   });
 });
 
