@@ -1,6 +1,6 @@
 /**
- * What agents are asked, in the spellings of versions 1.0 and 0.3, and what tells requests, media types and places in a
- * list apart.
+ * The params of requests to agents, in the forms of A2A 1.0 and 0.3, and how requests, media types and places in a list
+ * are compared.
  *
  * @module
  */
@@ -30,7 +30,7 @@ import { sha256 } from './crypto.ts';
 import type { CallContext } from './dispatch.ts';
 import { encodeLong, type Json } from './frames.ts';
 
-/** How long a caller that did not say whether he waits does so, and one that streams for a message alone, ms. */
+/** How long the answer waits if the caller did not say, and a stream for a message alone, ms. */
 export const UNSAID_MS = 1000;
 
 /** A message as it was sent, checked. */
@@ -50,7 +50,7 @@ const isHistoryLength = isCount(0, 0x7fffffff);
 const MODES = { acceptedOutputModes: isList(isText), historyLength: isHistoryLength };
 const AROUND = { metadata: isMap, tenant: isAnyText };
 
-/** A version, as far as agents know one. */
+/** What differs for agents between the versions of A2A. */
 export interface Spelling {
   readonly sent: Check<Sent>;
   /** How long the answer to a message waits for its task, ms; -1 for as long as it may. */
@@ -97,7 +97,7 @@ interface Listed {
   includeArtifacts?: boolean;
 }
 
-/** The first of the enumeration stands for none, in ProtoJSON written out or not. */
+/** The first value of the enumeration stands for none; ProtoJSON may write it or leave it out. */
 const isStateOrNone: Check<A2AState | undefined> = (value, at) =>
   value === 'TASK_STATE_UNSPECIFIED' ? undefined : isState(value, at);
 
@@ -115,7 +115,7 @@ export const isListed: Check<Listed> = isShaped(
   },
 );
 
-/** What sorts tasks: when their states were published, then their ids. */
+/** The key by which tasks are sorted: the time of their status, then their id. */
 export const placeOf = ({ id, status }: A2ATaskView): string => `${status.timestamp} ${id}`;
 export const byPlace = (a: A2ATaskView, b: A2ATaskView): number => {
   const [one, other] = [a.status.timestamp!, b.status.timestamp!];
@@ -140,7 +140,7 @@ export function covers(mode: string, type: string): boolean {
   return range === one || range === '*/*' || (range!.endsWith('/*') && one!.startsWith(range!.slice(0, -1)));
 }
 
-/** A request, as far as one that is sent again is the same. */
+/** The key of a request, which is the same when it is sent again. */
 export function requestOf(id: CallContext['id'], message: A2AMessage): string | undefined {
   if (id === undefined || id === null) return undefined;
   return toHex(sha256(utf8(encodeLong([id, message]))).subarray(0, 16));

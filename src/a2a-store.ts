@@ -111,12 +111,12 @@ class MemoryStore implements A2AStore {
     this.keep(record, chars);
   }
 
-  /** {@link put} whatever the bounds say. */
+  /** {@link put}, whatever the limits say. */
   protected keep(record: A2ARecord, chars: number = charsOf(record)): void {
     const { owner, task, requests } = record;
     const old = this.#held(record);
     const owned = getOrMake(this.#owners, owner, () => new Owned());
-    // Set anew when its state is, so that the order is that of states.
+    // Deleted first if the state is new, so that the map is in the order of states.
     if (old && old.record.task.status !== task.status) owned.tasks.delete(task.id);
     owned.tasks.set(task.id, { record, chars });
     owned.chars += chars - (old?.chars ?? 0);
@@ -131,7 +131,7 @@ class MemoryStore implements A2AStore {
   }
 
   #makeRoom({ owner, task }: A2ARecord, chars: number, tasks: number, rank: number): void {
-    // What is over may go at once, and ends best with its end told.
+    // A task that has ended can be removed at any time, so its end is stored in any case.
     if ((chars <= 0 || isTerminal(task.status.state)) && tasks === 0) return;
     const now = Date.parse(task.status.timestamp ?? '');
     for (;;) {
@@ -147,13 +147,13 @@ class MemoryStore implements A2AStore {
     }
   }
 
-  /** The task that may go first; `except` is the one that room is made for. */
+  /** The task to be removed first; `except` is the one for which room is made. */
   #oldest({ tasks }: Owned, except: string, now: number): string | undefined {
     for (const [id, { record }] of tasks) if (id !== except && mayGo(record.task.status, now)) return id;
     return undefined;
   }
 
-  /** Of the key that has most, if it has such a task: so a flood drives out itself. */
+  /** A task of the key that has most, if one can be removed: so a flood displaces itself. */
   #oldestOfAll(except: string, now: number): string | undefined {
     let most = new Owned();
     for (const owned of this.#owners.values()) if (owned.tasks.size > most.tasks.size) most = owned;
@@ -226,7 +226,7 @@ class FileStore extends MemoryStore implements Journaled {
       const history = [...(task.history ?? []), ...(message ? [message] : [])];
       const status = { state: 'TASK_STATE_INPUT_REQUIRED' as const, message: said, timestamp };
       const record = { ...rest, task: { ...task, status, history } };
-      // What is on disk says as much: read again, it is recovered again.
+      // Not written: if the file is read again, it is recovered again.
       store.keep(record);
       journal.add(lineOf(record));
     }

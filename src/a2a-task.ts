@@ -114,14 +114,14 @@ const MAX_WAITING = 16;
 /** The most requests of a task that are remembered. */
 const MAX_REQUESTS = 32;
 
-/** What all tasks of an agent have in common. */
+/** What all tasks of an agent share. */
 export interface Shop {
   readonly store: A2AStore;
   readonly clock: Clock;
   readonly handler: A2AHandler;
   readonly workers: Workers;
   newId(): string;
-  /** How early a key came, among all. */
+  /** The rank of a key: how early it was first answered, among all. */
   rank(key: string): number;
   /** Called when a handler or the store has failed. */
   onError(error: unknown, taskId: string): void;
@@ -142,7 +142,7 @@ function messageOf(said: A2ASaid | { parts: A2APart[] }, id: string, metadata?: 
   return compact({ messageId: id, role: 'ROLE_AGENT' as const, parts: checked, metadata }) as A2AMessage;
 }
 
-/** The history of a task that is about to say something else. */
+/** The history of a task, with its present message, before it gets another one. */
 function heard({ history = [], status }: A2ATaskView): A2AMessage[] {
   return status.message ? [...history, status.message].slice(-MAX_HISTORY) : history;
 }
@@ -151,13 +151,13 @@ export class LiveTask {
   readonly shop: Shop;
   readonly abort: AbortController = new AbortController();
   record: A2ARecord;
-  /** Whether the caller may have seen the task. A message alone may still answer what he has not. */
+  /** Whether the caller may have seen the task. If not, a message alone can still be the answer. */
   shown: boolean;
-  /** Set when the request had no task for an answer after all. */
+  /** Set if the request is answered without a task after all. */
   outcome: { message: A2AMessage; error?: never } | { error: RpcError; message?: never } | undefined;
-  /** Calls that use it. */
+  /** How many calls use it. */
   users = 0;
-  /** Turns begun. */
+  /** How many turns were begun. */
   turns = 0;
   readonly #queue: Waiting[] = [];
   #working = false;
@@ -175,12 +175,12 @@ export class LiveTask {
     return this.record.task.status.state;
   }
 
-  /** Nothing will change any more. */
+  /** True if nothing will change any more. */
   get isOver(): boolean {
     return this.outcome !== undefined || isTerminal(this.state);
   }
 
-  /** Nothing will change until the caller does something. */
+  /** True if nothing will change until the caller does something. */
   get isSettled(): boolean {
     return this.isOver || (isInterrupted(this.state) && this.#queue.length === 0);
   }
@@ -192,9 +192,9 @@ export class LiveTask {
   // --- changes -------------------------------------------------------------------------------------------------
 
   /**
-   * Changes the task, one change after the other, and tells those who watch once it is stored.
+   * Changes the task. Changes are made one after the other; those who watch are notified once each is stored.
    *
-   * @param next makes the task after the change; what it throws leaves everything as it was
+   * @param next makes the changed task; if it throws, nothing is changed
    * @param o `event`: what is told beside a new status; `show`: whether the caller learns of the task by it, default
    * true; `request`: to remember; `after`: what goes with it, once it is stored
    */
@@ -225,14 +225,14 @@ export class LiveTask {
     return new BadState(this.state, this.state, 'the task is over');
   }
 
-  /** The task in another state. @throws BadState */
+  /** The task in another state. @throws a {@link BadState} if there is no way to it */
   #moved(task: A2ATaskView, state: A2AState, message?: A2AMessage): A2ATaskView {
     checkMove(task.status.state, state);
     const timestamp = new Date(this.shop.clock.now()).toISOString();
     return { ...task, status: compact({ state, message, timestamp }), history: heard(task) };
   }
 
-  /** Moves the task. @throws BadState */
+  /** Moves the task to another state. @throws a {@link BadState} if there is no way to it */
   move(state: A2AState, message?: A2AMessage): Promise<void> {
     return this.change((task) => this.#moved(task, state, message));
   }
@@ -256,7 +256,7 @@ export class LiveTask {
     return artifactId;
   }
 
-  /** Lets the caller see the task: from now on the request has a task for its answer. */
+  /** Shows the task to the caller: from now on, the answer to the request is a task. */
   show(): void {
     if (this.shown || this.outcome) return;
     this.shown = true;
@@ -266,15 +266,15 @@ export class LiveTask {
 
   // --- messages ------------------------------------------------------------------------------------------------
 
-  /** The first message, which is in the record already. Work begins with {@link work}. */
+  /** Queues the first message, which is in the record already. {@link work} begins with it. */
   begin(message: A2AMessage, accepts: readonly string[]): void {
     this.#queue.push({ message, accepts, continued: false });
   }
 
   /**
-   * Takes one more message.
+   * Takes a further message.
    *
-   * @throws RpcError -32004 the task is over; 1002 too many messages wait
+   * @throws an {@link RpcError} -32004 if the task has ended; 1002 if too many messages wait
    */
   async follow(message: A2AMessage, accepts: readonly string[], request: string | undefined): Promise<void> {
     await this.change(
@@ -283,7 +283,7 @@ export class LiveTask {
         if (isTerminal(state)) throw refusal('UNSUPPORTED_OPERATION', 'The task is over and takes no more messages');
         if (this.#queue.length >= MAX_WAITING)
           throw new RpcError(1002, 'Busy: too many messages are waiting', { retryAfterMs: 5000 });
-        // A question is answered, even if all hands are busy.
+        // It answers a question: the task works again, even if the handler has to wait for its turn.
         const next = isInterrupted(state) ? this.#moved(task, 'TASK_STATE_WORKING') : task;
         return { ...next, history: [...(next.history ?? []), message].slice(-MAX_HISTORY) };
       },
@@ -315,7 +315,7 @@ export class LiveTask {
   async #turn(): Promise<void> {
     const waiting = this.#queue[0];
     if (!waiting || this.isOver || this.abort.signal.aborted) return;
-    // Whoever waits for the answer sees it work; that alone does not make it a task.
+    // Those who watch see that it works, but that alone does not make the answer a task.
     if (this.state !== 'TASK_STATE_WORKING') {
       await this.change((task) => (this.isOver ? task : this.#moved(task, 'TASK_STATE_WORKING')), { show: false });
     }
@@ -335,7 +335,7 @@ export class LiveTask {
     }
   }
 
-  /** Whether a message, or an error, may still be all there is to answer. */
+  /** Whether a message or an error alone can still be the answer. */
   #isBare(continued: boolean): boolean {
     return !continued && !this.shown && this.#queue.length === 0;
   }
@@ -358,7 +358,7 @@ export class LiveTask {
   }
 
   async #failed(error: unknown, continued: boolean): Promise<void> {
-    // Of what was called off nobody expects more.
+    // After it was cancelled, nobody expects more.
     if (this.isOver || this.abort.signal.aborted) return;
     const isSaid = TechnocoreError.is(error) && error.code === 'rpc';
     if (isSaid && this.#isBare(continued)) return this.#end({ error: error as RpcError });
@@ -375,7 +375,7 @@ export class LiveTask {
     this.#stir();
   }
 
-  /** @throws RpcError -32002 it ended otherwise */
+  /** Cancels the task. @throws an {@link RpcError} -32002 if it has ended otherwise */
   async cancel(): Promise<void> {
     await this.change((task) => {
       if (task.status.state === 'TASK_STATE_CANCELED') return task;
@@ -385,7 +385,7 @@ export class LiveTask {
     this.abort.abort(new TechnocoreError('canceled', 'the caller canceled the task'));
   }
 
-  /** Calls off what is worked on, and leaves the task as it is. */
+  /** Aborts the handler, and leaves the task as it is. */
   close(reason: unknown): void {
     this.abort.abort(reason);
     this.#stir();
@@ -420,7 +420,7 @@ export class LiveTask {
     for (const watch of this.#watches) watch.push(item, this.isSettled);
   }
 
-  /** Watches the task: first as it is, then what happens to it, all that once it can be seen. */
+  /** Watches the task: first as it is, then each change; nothing before the caller can see it. */
   watch(): Watch {
     const watch = new Watch(() => this.#watches.delete(watch));
     watch.push({ task: this.record.task }, this.isSettled);
@@ -431,7 +431,7 @@ export class LiveTask {
   }
 }
 
-/** What somebody who watches a task has not taken yet. */
+/** The items for one who watches a task. */
 export class Watch {
   readonly #items: { item: A2AItem; isLast: boolean }[] = [];
   #isOpen = false;
@@ -449,13 +449,13 @@ export class Watch {
     this.#wake?.();
   }
 
-  /** Gives what came, and what comes. */
+  /** Lets the items be taken, those that have come and those that will. */
   open(): void {
     this.#isOpen = true;
     this.#wake?.();
   }
 
-  /** There is no task after all, but this. */
+  /** Ends the watch with an answer that is not a task. */
   end(outcome: NonNullable<LiveTask['outcome']>): void {
     this.#items.length = 0;
     this.open();
@@ -468,7 +468,7 @@ export class Watch {
     this.#wake?.();
   }
 
-  /** The next item; waits for it. @throws what ended the watch, after all items that came before */
+  /** Waits for the next item. @throws what ended the watch, after all items that came before */
   async next(): Promise<{ item: A2AItem; isLast: boolean }> {
     for (;;) {
       const next = this.#isOpen ? this.#items.shift() : undefined;
@@ -485,7 +485,7 @@ export class Watch {
   }
 }
 
-/** One message at work. */
+/** The handling of one message. */
 class Turn implements A2ATask {
   readonly #task: LiveTask;
   readonly #waiting: Waiting;

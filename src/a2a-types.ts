@@ -175,9 +175,7 @@ export const isList =
     return value.map((one, i) => item(one, `${at}[${i}]`));
   };
 
-/**
- * An object of which only the members named are known. As in ProtoJSON, null is absent and what is unknown is left out.
- */
+/** An object with the given members. As in ProtoJSON, null counts as absent, and unknown members are dropped. */
 export const isShaped =
   <T>(required: Record<string, Check<unknown>>, optional: Record<string, Check<unknown>> = {}): Check<T> =>
   (value, at) => {
@@ -197,7 +195,7 @@ const CONTENT = { text: isAnyText, raw: isBase64, url: isText, data: isValue };
 
 export const isPart: Check<A2APart> = (value, at) => {
   const given = isMap(value, at);
-  // Of a JSON value null is one like any other.
+  // In `data`, null is a value like any other.
   const kinds = Object.keys(CONTENT).filter((kind) =>
     kind === 'data' ? kind in given : (given[kind] ?? null) !== null,
   );
@@ -244,7 +242,7 @@ export const isItem: Check<A2AItem> = (value, at) => {
 
 const BAD_REQUEST = 'type.googleapis.com/google.rpc.BadRequest';
 
-/** The error for parameters of which one is wrong. */
+/** The error for params of which one is wrong. */
 export function badField(field: string, description: string): RpcError {
   return badParams(`${field}: ${description}`, [{ '@type': BAD_REQUEST, fieldViolations: [{ field, description }] }]);
 }
@@ -257,19 +255,19 @@ function fitted<T>(check: Check<T>, value: unknown, at: string, error: (misfit: 
   }
 }
 
-/** @throws RpcError -32602 the parameters do not pass */
+/** Checks params. @throws an {@link RpcError} -32602 if one is wrong */
 export function checkParams<T>(check: Check<T>, params: unknown): T {
   return fitted(check, params ?? {}, '', ({ at, why }) => badField(at || 'params', why));
 }
 
-/** @throws TechnocoreError `code`: a value of our own side, or of an answer, does not pass */
+/** Checks a value of our own side, or of an answer. @throws a {@link TechnocoreError} with the code if it is wrong */
 export function checkValue<T>(check: Check<T>, value: unknown, at: string, code: string): T {
   return fitted(check, value, at, (misfit) => new TechnocoreError(code, misfit.message));
 }
 
 // --- version 0.3 -------------------------------------------------------------------------------------------------
 
-/** Marks data of version 1.0 that is no object, and in version 0.3 lies in one. */
+/** Marks data that is not an object in 1.0, and is wrapped in one in 0.3. */
 const WRAPPED = 'data_part_compat';
 
 const isPart03: Check<A2APart> = (value, at) => {
@@ -335,7 +333,7 @@ const ITEMS03: ReadonlyMap<unknown, [keyof A2AItem, Check<unknown>]> = new Map<
     ],
   ],
 ]);
-/** An item of version 0.3, told by its `kind`; as one of version 1.0. */
+/** An item of 0.3, recognized by its `kind`, as one of 1.0. */
 export const isItem03: Check<A2AItem> = (value, at) => {
   const [name, check] = ITEMS03.get(isMap(value, at)['kind']) ?? [];
   if (!name || !check) throw new Misfit(`${at}.kind`, `must be one of ${[...ITEMS03.keys()].join(', ')}`);
@@ -352,7 +350,7 @@ function part03({ text, raw, url, data, filename, mediaType, metadata }: A2APart
   return { kind: 'data', data: { value: data }, metadata: { ...metadata, [WRAPPED]: true } };
 }
 
-/** A message in the spelling of version 0.3. */
+/** A message in the form of 0.3. */
 export function message03(message: A2AMessage): JsonObject {
   const role = message.role === 'ROLE_USER' ? 'user' : 'agent';
   return { ...message, kind: 'message', role, parts: message.parts.map(part03) };
@@ -364,7 +362,7 @@ function status03({ state, message, timestamp }: A2AStatus): JsonObject {
   return compact({ state: wordOf(state), message: message && message03(message), timestamp });
 }
 
-/** A task in the spelling of version 0.3. */
+/** A task in the form of 0.3. */
 export function task03({ status, artifacts, history, ...rest }: A2ATaskView): JsonObject {
   return compact({
     ...rest,
@@ -375,7 +373,7 @@ export function task03({ status, artifacts, history, ...rest }: A2ATaskView): Js
   }) as JsonObject;
 }
 
-/** An item in the spelling of version 0.3. */
+/** An item in the form of 0.3. */
 export function item03({ task, message, statusUpdate, artifactUpdate }: A2AItem): JsonObject {
   if (task) return task03(task);
   if (message) return message03(message);
@@ -389,9 +387,9 @@ export function item03({ task, message, statusUpdate, artifactUpdate }: A2AItem)
 
 // --- streams -----------------------------------------------------------------------------------------------------
 
-/** Streams that an agent keeps at a time, of all callers and of one. */
+/** The most streams of an agent at a time, of all callers and of one. */
 export const MAX_STREAMS = [256, 16] as const;
-/** Items that wait for a slow reader, on either side. */
+/** The most items that wait for a slow reader, on either side. */
 export const MAX_BEHIND = 256;
-/** How long it keeps one, ms, because nobody sees a reader go. */
+/** After how long a stream ends, ms: a reader that goes away is not noticed. */
 export const STREAM_MS = 3_600_000;

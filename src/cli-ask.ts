@@ -1,6 +1,6 @@
 /**
- * The command line: what another agent asks back, answered by the person at the terminal. Where there is none, or a
- * script reads along, it is told what was asked.
+ * The command line: questions of another agent, which the person at the terminal answers. Without a terminal, or with
+ * `--json`, the question is printed.
  *
  * @module
  */
@@ -14,7 +14,7 @@ type Schema = { [member: string]: Json };
 const schemaIn = (value: unknown): Schema => (isObject(value) ? (value as Schema) : {});
 const textIn = (value: unknown): string | undefined => (typeof value === 'string' ? shown(value) : undefined);
 
-/** Answers to the questions of a tool. */
+/** The functions that answer the questions of a tool. */
 export function askedBack(args: Args): InputHandlers {
   const isAnswered = process.stdin.isTTY === true && process.stderr.isTTY === true && !args.json;
   const answers =
@@ -75,14 +75,14 @@ function optionsOf({ enum: values, oneOf, anyOf }: Schema): Json[] | undefined {
   return Array.isArray(titled) ? titled.map((one) => schemaIn(one)['const'] ?? null) : undefined;
 }
 
-/** What a field is called, and what it takes. */
+/** The name of a field, and what it accepts. */
 function labelOf(name: string, of: Json): string {
   const { title, description } = schemaIn(of);
   const about = [textIn(description) ?? [], takesOf(schemaIn(of)) ?? []].flat();
   return `${textIn(title) ?? shown(name)}${about.length > 0 ? ` (${about.join('; ')})` : ''}`;
 }
 
-/** What a field takes, as far as its schema says. */
+/** What a field accepts, as far as its schema says. */
 function takesOf(of: Schema): string | undefined {
   const { type, items, format } = of;
   const options = optionsOf(of);
@@ -105,7 +105,9 @@ function rangeOf(of: Schema, least: string, most: string, unit = ''): string | u
   return `${range}${unit}`;
 }
 
-/** What is wrong with a value in a field; undefined also when its schema cannot be used, as the asking side will say. */
+/**
+ * What is wrong with the value of a field; undefined if nothing is, or if the schema cannot be used: the server will say.
+ */
 async function problemOf(value: Json, of: Schema): Promise<string | undefined> {
   try {
     return (await compileForeignSchema(of).check(value)).problem;
@@ -114,7 +116,7 @@ async function problemOf(value: Json, of: Schema): Promise<string | undefined> {
   }
 }
 
-/** One value; `given` is undefined when the field is left out, and the whole is when the person declines. */
+/** Asks for one value. `given` is undefined if the field is left out; the result is if the person declines. */
 async function askField(
   args: Args,
   name: string,
@@ -134,7 +136,7 @@ async function askField(
   }
 }
 
-/** What a line says in a field; undefined when it cannot be meant. */
+/** The value of a typed line for a field; undefined if it is none. */
 function valueFrom(line: string, of: Schema): Json | undefined {
   const text = line.trim();
   if (of['type'] === 'array') {

@@ -1,6 +1,6 @@
 /**
- * What every verb of the command line has in common: flags and their help, where output goes, how Ctrl-C ends it, and
- * which exit code stands for what.
+ * What all verbs of the command line share: flags and their help, where output goes, how Ctrl-C ends a run, and the exit
+ * codes.
  *
  * @module
  */
@@ -26,19 +26,19 @@ import {
 /** Exit codes. Scripts may rely on them. */
 export const EXIT = {
   ok: 0,
-  /** Anything that has no code of its own. */
+  /** Any failure without a code of its own. */
   failed: 1,
-  /** The arguments, before anything was done. */
+  /** Wrong arguments; nothing was done. */
   usage: 2,
-  /** An answer came, and it is an error, a tool that failed or asks back, or a signature that does not verify. */
+  /** The answer is an error, a tool's failure or question, or a signature that does not verify. */
   refused: 3,
-  /** No answer in time, or no service: to be tried again. */
+  /** No answer in time, or no service: trying again may help. */
   noAnswer: 4,
-  /** Ctrl-C, before it was done. */
+  /** Interrupted by Ctrl-C before it was done. */
   interrupted: 130,
 } as const;
 
-/** What is wrong with the arguments, and in which help it is said how they are right. */
+/** Wrong arguments, and the help that tells what is right. */
 export class Usage extends Error {
   readonly see: string;
   constructor(message: string, see = '') {
@@ -49,7 +49,7 @@ export class Usage extends Error {
 
 /** One option. */
 export interface Flag {
-  /** In capitals of the help: what stands after it; a flag without takes nothing. */
+  /** The name of its value in the help, in capitals; absent for a flag without a value. */
   value?: string;
   about: string;
   /** May be given several times. */
@@ -60,29 +60,29 @@ export interface Flag {
 
 /** One verb. */
 export interface Command {
-  /** What stands after its name: `<room> [text]`. */
+  /** The words after its name: `<room> [text]`. */
   args: string;
   about: string;
   flags?: Record<string, Flag>;
-  /** Fewest and most words after the name; default: none. */
+  /** The fewest and most words after its name; default none. */
   words?: readonly [least: number, most: number];
-  /** More about it, for its own help. */
+  /** Further text for its own help. */
   more?: string;
   /** @returns the exit code */
   run(args: Args): Promise<number>;
 }
 
-/** Flags of whatever talks to a service. */
+/** The flags of verbs that talk to a service. */
 export const SERVICE: Record<string, Flag> = {
   base: { value: 'url', about: 'URL of the service (default: $TECHNOCORE_URL, else https://technocore.chat)' },
 };
 
-/** Flags of whatever signs. */
+/** The flags of verbs that sign. */
 export const KEY: Record<string, Flag> = {
   dir: { value: 'directory', about: 'key directory, created at first use (default: $SIGN_SEED, else ~/.technocore)' },
 };
 
-/** How long what ends by itself waits in silence for a service that does not answer, ms. */
+/** After how much waiting for a service the user is told, by verbs that end by themselves, ms. */
 const SILENCE_MS = 1500;
 /** After which an end that waits for no call is told of too, ms. */
 const ENDING_MS = 1000;
@@ -104,7 +104,7 @@ const ALL: Record<string, Flag> = {
   help: { about: 'show this help (also -h)' },
 };
 
-/** Options of the library that are flags under another name. */
+/** Options of the library whose flags have other names. */
 const FLAG_OF = new Map([
   ['timeoutMs', 'timeout'],
   ['replyTo', 'reply-to'],
@@ -112,7 +112,7 @@ const FLAG_OF = new Map([
 
 // --- arguments ---------------------------------------------------------------------------------------------------
 
-/** The arguments of one run, and what it may use to answer. */
+/** The arguments of one run, and its output. */
 export class Args {
   readonly words: string[];
   readonly json: boolean;
@@ -161,7 +161,7 @@ export class Args {
     return (this.#values[name] as string[] | undefined) ?? [];
   }
 
-  /** @throws Usage not a number from `least` to `most` */
+  /** The value of a flag as a number. @throws Usage if it is not one from `least` to `most` */
   number(name: string, least: number, most: number, isWhole = true): number | undefined {
     const text = this.text(name);
     if (text === undefined) return undefined;
@@ -170,7 +170,7 @@ export class Args {
     throw new Usage(`--${name} takes a number from ${least} to ${most}`);
   }
 
-  /** Seconds on the command line, ms inside. */
+  /** The value of a flag in seconds, as ms. */
   ms(name: string): number | undefined {
     const seconds = this.number(name, 0.001, 86_400, false);
     return seconds === undefined ? undefined : seconds * 1000;
@@ -216,7 +216,7 @@ export class Args {
     });
   }
 
-  /** Says something beside the result. */
+  /** Prints something that is not the result. */
   remark(code: string, message: string): void {
     tell(this.json ? json({ code, message }, true) : shown(message));
   }
@@ -326,7 +326,7 @@ export class Args {
     return fileLedger(path, {}, { now: systemClock.now, sleep });
   }
 
-  /** The key to sign with; one that has to be made first is news. */
+  /** The key to sign with. If it has to be made first, the user is told. */
   async signer(): Promise<Signer> {
     const dir = this.text('dir');
     const seed = process.env['SIGN_SEED'];
@@ -344,7 +344,7 @@ export class Args {
   }
 }
 
-/** Whether a passphrase looks as if a seed was meant: some digits too few or too many, `0x` or blanks around it. */
+/** Whether a passphrase looks like a mistyped seed: a few digits too many or too few, `0x`, or blanks around it. */
 function isAlmostSeed(text: string): boolean {
   const digits = text.trim().replace(/^0x/i, '');
   return /^[0-9a-f]{62,66}$/i.test(digits) && !/^[0-9a-f]{64}$/i.test(text);
@@ -353,7 +353,7 @@ function isAlmostSeed(text: string): boolean {
 /** The directory of a key. */
 export const keyHome = (dir: string | undefined): string => dir ?? join(homedir(), '.technocore');
 
-/** Whether a key directory holds a key. Looking makes none. */
+/** Whether a key directory holds a key. Does not make one. */
 export const hasKey = (dir: string | undefined): boolean => existsSync(join(keyHome(dir), 'seed'));
 
 /** A mailbox of this key that nobody else can guess, the same in each run. */
@@ -363,16 +363,16 @@ export const ownMailbox = (signer: Signer, purpose: string): string =>
 // --- output ------------------------------------------------------------------------------------------------------
 
 export const print = (line: string): void => void process.stdout.write(`${line}\n`);
-/** What is no result: on stderr, so that the result can be piped. */
+/** Prints what is not the result on stderr, so that the result can be piped. */
 export const tell = (line: string): void => void process.stderr.write(`${isWaiting ? CLEAR : ''}${line}\n`);
 
 /**
- * A stranger's text on one line of a terminal: no escape sequences, nothing that turns the direction of writing. What is
- * no text, as JSON: a stranger's object may have a `toString` that is none.
+ * A stranger's text as one safe line for a terminal: without escape sequences, and without characters that change the
+ * direction of writing. Other values as JSON: a stranger's object may have a `toString` member.
  */
 export const shown = (value: unknown): string => blanked(typeof value === 'string' ? value : json(value, true));
 
-/** A JSON value for people, or for scripts. Escaped beyond ASCII where it could do something to a terminal. */
+/** A JSON value, for people or for scripts. Characters that could affect a terminal are escaped. */
 export function json(value: unknown, isCompact: boolean): string {
   const text = JSON.stringify(value, null, isCompact ? undefined : 2) ?? 'null';
   return text.replace(
@@ -383,14 +383,14 @@ export function json(value: unknown, isCompact: boolean): string {
 
 const lowHalf = (found: string): string => (found.length > 1 ? `\\u${found.charCodeAt(1).toString(16)}` : '');
 
-/** Makes the line of a terminal empty. */
+/** Clears the line of a terminal. */
 const CLEAR = '\r\x1b[2K';
-/** While the line of the terminal may say what is waited for. */
+/** True while the line of the terminal may show what is waited for. */
 let isWaiting = false;
-/** While a person is asked, nothing else is written to the terminal. */
+/** True while a person is asked, when nothing else is written to the terminal. */
 let isPrompting = false;
 
-/** Shows on a terminal, and nowhere else, that and how long something is waited for. */
+/** Shows, on a terminal only, what is waited for and for how long. */
 export async function waiting<T>(what: string, work: Promise<T>): Promise<T> {
   const { stderr } = process;
   if (!stderr.isTTY) return work;
@@ -408,19 +408,19 @@ export async function waiting<T>(what: string, work: Promise<T>): Promise<T> {
   }
 }
 
-/** Errors of ours that are about the arguments. They come before anything is done. */
+/** Error codes that are about the arguments. They come before anything is done. */
 const WRONG_INPUT = /^(bad_(name|option|params|code|invite)|no_reply_address|empty_text|frame_too_long)$/;
 
-/** Errors of ours that another try may end. */
+/** Error codes after which another try may succeed. */
 const NO_ANSWER = /^(call_timeout|not_offered|unavailable|rate_limited)$/;
 
-/** Lines that were typed, or pasted, ahead of the question that they answer; undefined is the end of the input. */
+/** Lines that were typed or pasted before their question was asked; undefined is the end of the input. */
 const typedAhead: (string | undefined)[] = [];
-/** The beginning of one. */
+/** The beginning of the next line. */
 let begunAhead = '';
 
 /**
- * What a person types, one line; undefined at the end of the input.
+ * Reads one line that a person types; undefined at the end of the input.
  *
  * @throws the signal's reason at Ctrl-C
  */
@@ -432,7 +432,7 @@ export async function prompted({ signal }: Args, question: string): Promise<stri
     return line;
   }
   const terminal = createInterface({ input: process.stdin, output: process.stderr, prompt: question });
-  // While a line is typed, Ctrl-C is a character like any other.
+  // While a line is read, Ctrl-C comes as a character.
   terminal.on('SIGINT', () => process.kill(process.pid, 'SIGINT'));
   isPrompting = true;
   let forget = (): void => {};
@@ -469,13 +469,13 @@ export const rounded = (event: Event): Event =>
     ]),
   ) as Event;
 
-/** An event as JSON shows it, errors with what they say. */
+/** An event as JSON, errors with their messages. */
 export const plain = (event: Event): object =>
   Object.fromEntries(
     Object.entries(event).map(([name, value]) => [name, value instanceof Error ? value.message : value]),
   );
 
-/** Whether an error is what the operating system said of a file or a port here. */
+/** Whether an error is one of the operating system, about a file or a port. */
 const isLocal = (e: unknown): boolean => typeof (e as { syscall?: unknown } | undefined)?.syscall === 'string';
 
 /**
@@ -488,7 +488,7 @@ export function misused({ message, see }: Usage, isJson: boolean): number {
   return EXIT.usage;
 }
 
-/** What went wrong, in one line, and the code to exit with. */
+/** What went wrong, in one line, and the exit code. */
 export function failure(e: unknown, args: Args): number {
   if (!TechnocoreError.is(e)) {
     const message = (e as Error)?.message ?? String(e);
@@ -498,7 +498,7 @@ export function failure(e: unknown, args: Args): number {
   }
   const { code } = e;
   const { rpc, reason, retryAfterMs } = e as { rpc?: object; reason?: string; retryAfterMs?: number };
-  // What another side says is left as it is.
+  // The words of the other side are left as they are.
   const message = rpc ? e.message : args.inFlags(e.message);
   tell(
     args.json ? json({ code, message, reason, retryAfterMs, ...(rpc && { rpc }) }, true) : shown(`${code}: ${message}`),

@@ -224,7 +224,7 @@ export class Parking {
 
   /** Wakes the requests that are held on `topic`: they look for news at once, or at their next step. */
   ring(topic: string): void {
-    // A copy, since who finds something leaves the set.
+    // A copy, since a request that finds something leaves the set.
     for (const wake of [...(this.#byTopic.get(topic) ?? [])]) wake();
   }
 
@@ -301,11 +301,11 @@ export class Parking {
   }
 }
 
-/** What `work` yields, or undefined when it takes longer than `ms` (0: any time). */
+/** The result of `work`; undefined if it takes longer than `ms` (0: any time). */
 export async function within<T>(clock: Clock, ms: number, work: T | Promise<T>): Promise<{ value: T } | undefined> {
   if (!(work instanceof Promise) || ms === 0) return { value: await work };
   const over = new AbortController();
-  // Whoever comes second is not listened to any more.
+  // Only the first of the two counts.
   work.catch(() => {});
   try {
     return await Promise.race([
@@ -320,7 +320,7 @@ export async function within<T>(clock: Clock, ms: number, work: T | Promise<T>):
   }
 }
 
-/** Which texts a room took lately, and how often. */
+/** Which texts a room has taken lately, and how often. */
 export class Duplicates {
   readonly #clock: Clock;
   readonly #limits: Limits;
@@ -333,7 +333,7 @@ export class Duplicates {
     this.#limits = limits;
   }
 
-  /** The name under which copies of a text are counted; undefined for one that is not. */
+  /** The key under which copies of a text are counted; undefined for a text that is not. */
   key(room: string, text: string): string | undefined {
     const { duplicateWindowMs, duplicateMinChars } = this.#limits;
     if (duplicateWindowMs === 0) return undefined;
@@ -342,7 +342,7 @@ export class Duplicates {
     return codePoints(same) < duplicateMinChars ? undefined : `${room} ${toHex(sha256(utf8(same)).subarray(0, 16))}`;
   }
 
-  /** True when the room took its share of this text within the window. */
+  /** True if the room has taken this text as often as it may within the window. */
   isFull(key: string): boolean {
     return this.#recent(key).length >= this.#limits.duplicateCopies;
   }

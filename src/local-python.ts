@@ -1,6 +1,6 @@
 /**
- * What the real service, a Python program, makes of text that is not what it expects: how it prints a bad name, reads
- * a number, writes a float, and (release 0.7) turns any JSON value into a string.
+ * How the real service, a Python program, treats unexpected text: how it prints a bad name, reads a number, writes a
+ * float, and (release 0.7) makes a string of any JSON value.
  *
  * @module
  */
@@ -49,7 +49,7 @@ export function cursorOf(text: string | undefined): number | bigint | undefined 
   return value <= Number.MAX_SAFE_INTEGER ? Number(value) : value;
 }
 
-/** Seconds as Python's `float` reads them, in ms; 0 for what is no positive number. */
+/** Seconds as Python's `float` reads them, in ms; 0 for anything but a positive number. */
 export function secondsOf(text: string | undefined): number {
   if (text === undefined) return 0;
   const plain = asciiDigits(text)
@@ -68,11 +68,11 @@ export function floatRepr(value: number): string {
     return `${mantissa}e${exponent[0]}${exponent.slice(1).padStart(2, '0')}`;
   }
   const fixed = value.toString();
-  // JavaScript turns to exponents later for small numbers: 0.00001 is already 1e-05 above.
+  // Python uses exponents for small numbers earlier than JavaScript: 0.00001 is 1e-05.
   return /[.e]/.test(fixed) ? fixed : `${fixed}.0`;
 }
 
-/** A number in a JSON text, its spelling kept. */
+/** A number in a JSON text, with its spelling. */
 class PythonNumber {
   readonly source: string;
   constructor(source: string) {
@@ -102,7 +102,7 @@ export function isDict(value: unknown): value is Record<string, unknown> {
   return isObject(value) && !(value instanceof PythonNumber);
 }
 
-/** What Python's `str` makes of a JSON value. */
+/** A JSON value as Python's `str` prints it. */
 export function str(value: unknown): string {
   return typeof value === 'string' ? value : show(value);
 }

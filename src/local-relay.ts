@@ -1,6 +1,6 @@
 /**
- * The parley relay embedded: two seats a channel, frames passed from one to the other, everything in memory. It answers
- * as the reference relay does, and has the limits which that one lacks.
+ * An embedded parley relay: two seats a channel, frames passed from one to the other, all in memory. It answers as the
+ * reference relay does, and has limits, which that one lacks.
  *
  * @module
  */
@@ -13,24 +13,24 @@ import { type Incoming, type Outgoing, unescapePercent } from './local-wire.ts';
 import { looseBase64url } from './parley-invite.ts';
 
 const MAX_SEQ = 2n ** 64n - 1n;
-/** Longest hold of a read, ms. */
+/** The longest time for which a read is held, ms. */
 const MAX_WAIT_MS = 30_000;
 
 interface Stored {
   seq: bigint;
-  /** As it goes into an answer. */
+  /** The frame as it is in an answer. */
   json: string;
 }
 
-// A seat with what was sent to it.
+// A seat, with the frames that were sent to it.
 interface Seat {
   token: Uint8Array;
   inbox: Stored[];
-  /** Bytes of the inbox. */
+  /** The bytes of the inbox. */
   size: number;
-  /** The seqs of the inbox rise, as they do unless somebody plays tricks. */
+  /** Whether the numbers in the inbox rise, as they do unless somebody tampers. */
   rising: boolean;
-  /** The highest `after` that was read with: what is not above it was seen. */
+  /** The highest `after` of a read: frames up to it have been seen. */
   seen: bigint;
 }
 
@@ -40,7 +40,7 @@ interface Channel {
   usedAt: number;
 }
 
-// Every refusal is an answer that is thrown.
+// Refusals are thrown as the answers that they are.
 class Refused extends Error {
   readonly status: number;
   constructor(status: number, words: string) {
@@ -49,7 +49,7 @@ class Refused extends Error {
   }
 }
 
-/** Answers requests for `/c/…`, and for whatever else the relay's program knows. */
+/** Answers requests for `/c/…`, and for the other routes of the relay's program. */
 export class RelayService {
   readonly #clock: Clock;
   readonly #limits: Limits;
@@ -57,7 +57,7 @@ export class RelayService {
   readonly #parking: Parking;
   readonly #random: (bytes: number) => Uint8Array;
   readonly #channels: Map<string, Channel> = new Map();
-  /** Bytes of all inboxes, and reads held. */
+  /** The bytes of all inboxes, and the number of held reads. */
   #size = 0;
   #held = 0;
   #sweptAt = 0;
@@ -90,7 +90,7 @@ export class RelayService {
     if (!allow.split(', ').includes(request.method)) return text(405, 'Method Not Allowed\n', { allow });
     const id = looseBase64url(unescapePercent(channelText));
     if (id?.length !== 16) throw new Refused(400, 'bad channel');
-    // Sixteen spellings name one channel; it goes by the canonical one.
+    // Sixteen spellings name the same channel, which is stored under the canonical one.
     const name = toBase64url(id);
     if (route === '') return this.#open(name, await this.#body(request));
     if (route === '/join') return this.#join(name, await this.#body(request));
@@ -159,7 +159,7 @@ export class RelayService {
     return { status: 204, headers: {}, body: '' };
   }
 
-  // What its reader has seen goes first, and only when there is no room.
+  // Frames that their reader has seen are dropped first, and only if there is no room.
   #makeRoom(seat: Seat, size: number): void {
     const { relayInboxBytes, relayBytesTotal } = this.#limits;
     const isFull = (): boolean => seat.size + size > relayInboxBytes || this.#size + size > relayBytesTotal;
@@ -214,7 +214,7 @@ const topicOf = (name: string, seat: Seat): string => `${name} ${fromUtf8(seat.t
 function newerThan({ inbox, rising }: Seat, after: bigint): string[] {
   let from = 0;
   if (rising) {
-    // Most reads want the end of a long history.
+    // From the end: most reads want the last frames of a long history.
     for (let to = inbox.length; from < to; ) {
       const middle = (from + to) >> 1;
       if (inbox[middle]!.seq > after) to = middle;
@@ -245,7 +245,7 @@ const framesAnswer = (frames: string[] = []): Outgoing => json(`{"frames":[${fra
 
 // --- requests, as Go reads them ---------------------------------------------------------------------------------
 
-// An unsigned number of a query: the first of its name counts, what is none is 0, what is too large is `most`.
+// An unsigned number in a query: the first of a name counts, anything else is 0, too large ones become `most`.
 function numberOf(query: string, name: string, most: bigint): bigint {
   for (const part of query.split('&')) {
     const [, key = '', value = ''] = /^([^=]*)=?(.*)$/s.exec(part.replaceAll('+', ' '))!;
@@ -269,14 +269,14 @@ function fieldsOf(body: Uint8Array): Map<string, unknown> {
   } catch {
     throw unreadable();
   }
-  // An exact integer has become a string, so a seq that was one must be told by its quotes.
+  // `parseExact` makes strings of integers. A seq that was a string in the first place is told by its quotes.
   if ((value !== null && !isObject(value)) || /"seq"\s*:\s*"/i.test(text)) throw unreadable();
   const fields = new Map<string, unknown>();
   for (const [name, field] of Object.entries(value ?? {})) if (field !== null) fields.set(name.toLowerCase(), field);
   return fields;
 }
 
-// What follows the first value is not looked at.
+// Whatever follows the first value is ignored.
 function firstObject(text: string): string {
   const tokens = /"(?:[^"\\]|\\.)*"|[{}[\]]/gs;
   let depth = 0;
@@ -306,7 +306,7 @@ function frameOf(fields: Map<string, unknown>, maxBytes: number): Stored {
   return { seq: BigInt(seq), json: `{"seq":${BigInt(seq)},"type":${type},"payload":${data}}` };
 }
 
-// Padded base64 with line ends anywhere, or an array of byte values; null when there is none, undefined when it is wrong.
+// Padded base64 with line ends anywhere, or an array of byte values; null if there is none, undefined if it is invalid.
 function bytesOf(payload: unknown): Uint8Array | null | undefined {
   if (payload === undefined) return null;
   if (Array.isArray(payload)) {

@@ -8,7 +8,7 @@ import type { Limits, LocalStats } from './local-limits.ts';
 import { type Profile, Refusal, utf8Length } from './local-wire.ts';
 import { type RoomClasses, roomClasses } from './names.ts';
 
-/** A stored message. Its JSON line is what views and exports are made of; numbers beyond 2^53 stay exact in it. */
+/** A stored message. Views and exports are made of its JSON line, in which numbers beyond 2^53 are exact. */
 export interface StoredMessage {
   readonly seq: number;
   /** When it was stored, ms. */
@@ -16,26 +16,26 @@ export interface StoredMessage {
   readonly from: string;
   /** Compact JSON, without the newline. */
   readonly line: string;
-  /** Bytes of the room's lines up to where this one begins, those that were dropped included. */
+  /** The bytes of all lines before this one, including those that were dropped. */
   readonly start: number;
 }
 
-/** A room somebody wrote to. */
+/** A room to which somebody has written. */
 export interface Room {
   readonly name: string;
   readonly classes: RoomClasses;
   /** Oldest first, without gaps. */
   messages: StoredMessage[];
   lastSeq: number;
-  /** Times that the room was made, this one included. */
+  /** How often the room was created, this time included. */
   readonly generation: number;
-  /** Bytes of the lines held, newlines included. */
+  /** The bytes of the lines that are held, newlines included. */
   bytes: number;
-  /** Bytes of all lines ever. */
+  /** The bytes of all lines that ever were. */
   end: number;
   /** Last write, ms. */
   touched: number;
-  /** Place of the last write among all writes: tells apart what one millisecond holds. */
+  /** The number of the last write among all writes, which orders writes within one millisecond. */
   order: number;
   /** Last nonce of each key. */
   readonly nonces: Map<string, { nonce: string; message: StoredMessage }>;
@@ -47,22 +47,22 @@ interface Note {
   touched: number;
 }
 
-/** What a note must hold for a write to happen. */
+/** The condition of a write to a note. */
 export interface Condition {
   readonly value?: string | undefined;
   readonly absent?: boolean;
 }
 
-/** Namespaces of the rules of owned rooms. Their notes live as long as their room. */
+/** The namespaces with the rules of owned rooms. Their notes live as long as their rooms. */
 export const OWNERS = 'room-owners';
 export const ALLOW = 'room-allow';
 export const NONCES = 'room-nonce';
-/** The room that the service writes. */
+/** The room that the service itself writes. */
 export const EVENTS = 'events';
 
-// A read looks at no more than the newest of these bytes of a room.
+// How many of the newest bytes of a room a read scans.
 const READ_BYTES = 1 << 20;
-// Release 0.7 keeps no more lines than these when a room's older half goes.
+// The most lines that release 0.7 keeps when the older half of a room is dropped.
 const OLD_LINES = 5000;
 
 /** A nonce without leading zeros, as it is stored. */
@@ -70,7 +70,7 @@ export function canonicalNonce(digits: string): string {
   return digits.replace(/^0+(?=\d)/, '');
 }
 
-/** True when `a` is above `b`; both canonical. */
+/** True if `a` is higher than `b`; both are canonical. */
 export function isAbove(a: string, b: string): boolean {
   return a.length === b.length ? a > b : a.length > b.length;
 }
@@ -82,7 +82,7 @@ export function timestamp(ms: number): string {
 
 export class Store {
   readonly rooms: Map<string, Room> = new Map();
-  /** Grows with every change of which rooms exist and of what topics they have. */
+  /** Rises with every change of the set of rooms or of a topic. */
   structure = 0;
   readonly #modern: boolean;
   readonly #clock: Clock;
@@ -90,13 +90,13 @@ export class Store {
   readonly #stats: LocalStats;
   readonly #onMessage: (room: string) => void;
   readonly #notes: Map<string, Map<string, Note>> = new Map();
-  // What is left of a room that was reaped: where its sequence and its generations go on.
+  // What is kept of a deleted room: its last `seq` and generation.
   readonly #graves: Map<string, { lastSeq: number; generation: number; at: number }> = new Map();
   #noteBytes = 0;
   #reapedAt = Number.NEGATIVE_INFINITY;
   #writes = 0;
 
-  /** @param onMessage told of the room of each message once it is stored */
+  /** @param onMessage called with the room of each message that was stored */
   constructor(profile: Profile, clock: Clock, limits: Limits, stats: LocalStats, onMessage: (room: string) => void) {
     this.#modern = profile === 'modern';
     this.#clock = clock;
@@ -111,21 +111,21 @@ export class Store {
 
   // --- rooms ----------------------------------------------------------------------------------------------------
 
-  /** Highest seq the room ever had. Since release 0.11 it survives the room. */
+  /** The highest `seq` that the room ever had. Since release 0.11 it survives the room. */
   lastSeq(name: string): number {
     return this.rooms.get(name)?.lastSeq ?? this.#graves.get(name)?.lastSeq ?? 0;
   }
 
-  /** Times that a room of this name was made. */
+  /** How often a room of this name was created. */
   generation(name: string): number {
     return this.rooms.get(name)?.generation ?? this.#graves.get(name)?.generation ?? 0;
   }
 
   /**
-   * Stores a message, and announces the room when it is new and listed.
+   * Stores a message, and announces the room if it is new and listed.
    *
-   * @param signed nonce as sent and signature of a signed one
-   * @throws Refusal the nonce is stale, or the room would be one too many
+   * @param signed the nonce as sent, and the signature, of a signed message
+   * @throws a Refusal if the nonce is stale, or there are too many rooms
    */
   append(name: string, from: string, text: string, signed?: { nonce: string; sig: string }): StoredMessage {
     this.reap();
@@ -134,7 +134,7 @@ export class Store {
       try {
         this.#write(EVENTS, 'server', `created ${name}`);
       } catch (e) {
-        // A full service has no place for the announcement; the message itself is stored.
+        // In a full service there may be no room for the announcement. The message itself is stored.
         if (!(e instanceof Refusal)) throw e;
       }
     }
@@ -170,7 +170,7 @@ export class Store {
     this.#stats.messages++;
     this.#touch(room);
     if (nonce !== undefined) room.nonces.set(from, { nonce, message });
-    // Over the total, each room shrinks to its share at its next write.
+    // Above the total, each room shrinks to its share at its next write.
     const { roomRingBytes, roomBytesTotal, rooms } = this.#limits;
     const ring = this.#stats.bytes - bytes < roomBytesTotal ? roomRingBytes : Math.floor(roomBytesTotal / rooms);
     if (room.bytes > ring) this.#compact(room, Math.floor(ring / 2));
@@ -213,7 +213,7 @@ export class Store {
     }
   }
 
-  /** Drops the oldest messages: what stays has at most `keep` bytes. */
+  /** Drops the oldest messages, so that at most `keep` bytes remain. */
   #compact(room: Room, keep: number): void {
     const { messages } = room;
     const expiry = this.#expiry(room);
@@ -222,7 +222,7 @@ export class Store {
     while (from > 0) {
       const { start, at } = messages[from - 1]!;
       const first = from === messages.length;
-      // Release 0.7 drops even the newest message when that alone is too long, and its sequence with it.
+      // Release 0.7 drops even the newest message, and with it the `seq`, if that alone is too long.
       if (!(first && this.#modern) && (room.end - start > keep || messages.length - from >= most)) break;
       if (!first && at < expiry) break;
       from--;
@@ -236,29 +236,29 @@ export class Store {
     for (const [did, { message }] of room.nonces) if (message.seq < oldest) room.nonces.delete(did);
   }
 
-  /** Messages of an `e-` room from before this moment are gone. */
+  /** The time before which messages of an `e-` room are gone. */
   #expiry(room: Room): number {
     return room.classes.e ? this.#clock.now() - this.#limits.ephemeralTtlMs : Number.NEGATIVE_INFINITY;
   }
 
-  /** True for a message that lies deeper than `depth` bytes in its room, where nobody looks. */
+  /** True for a message with more than `depth` bytes after it in its room, which is not found any more. */
   #isBeyond(room: Room, message: StoredMessage, depth: number): boolean {
     return room.bytes > depth && room.end - message.start >= depth;
   }
 
   #lastNonce(room: Room, did: string): string | undefined {
     const last = room.nonces.get(did);
-    // Release 0.7 looks no deeper than a read does.
+    // Release 0.7 searches no deeper than a read does.
     return last && (this.#modern || !this.#isBeyond(room, last.message, READ_BYTES)) ? last.nonce : undefined;
   }
 
-  /** The newest `most` messages above `since`, oldest first. */
+  /** The newest `most` messages after `since`, oldest first. */
   read(name: string, most: number, since?: number | bigint): StoredMessage[] {
     const room = this.rooms.get(name);
     return room ? this.#newest(room, most, READ_BYTES, this.#expiry(room), since) : [];
   }
 
-  /** The newest messages that a listing looks at, expired ones included. */
+  /** The newest messages, as the list of rooms counts them, expired ones included. */
   window(room: Room): StoredMessage[] {
     return this.#newest(room, 200, 65_536, Number.NEGATIVE_INFINITY);
   }
@@ -297,7 +297,7 @@ export class Store {
   /**
    * Stores a note.
    *
-   * @throws Refusal the condition does not hold, or the note would be one too many
+   * @throws a Refusal if the condition does not hold, or there are too many notes
    */
   setNote(ns: string, key: string, value: string, condition: Condition = {}): { bytes: number; ts: string } {
     this.reap();
@@ -312,7 +312,7 @@ export class Store {
       );
     const isLost = condition.value !== undefined && note?.value !== condition.value;
     if (note === undefined) {
-      // Later releases do not count a write that cannot succeed.
+      // Later releases check the condition first.
       if (this.#modern && isLost) throw lost('changed since you read it');
       const { notesPerNamespace, notes } = this.#limits;
       if ((this.#notes.get(ns)?.size ?? 0) >= notesPerNamespace) {
@@ -342,11 +342,11 @@ export class Store {
 
   // --- reaper ---------------------------------------------------------------------------------------------------
 
-  /** Removes what nobody wrote to for long; only now and then, since it walks over everything. */
+  /** Deletes what nobody has written to for long. Only from time to time, since it looks at everything. */
   reap(): void {
     const now = this.#clock.now();
     const { reapEveryMs, retentionMs, singleMessageRetentionMs } = this.#limits;
-    // A clock that was set back must not stop the reaper for long.
+    // Even if the clock was set back, the reaper must run again soon.
     if (now >= this.#reapedAt && now - this.#reapedAt < reapEveryMs) return;
     this.#reapedAt = now;
     for (const [name, room] of this.rooms) {
