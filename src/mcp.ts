@@ -534,8 +534,12 @@ export function checkedMeta(method: string, meta: unknown, params: JsonObject): 
 }
 
 function unsupported(requested: unknown): RpcError {
-  return new RpcError(UNSUPPORTED_VERSION, 'Unsupported protocol version', {
-    supported: [MCP_VERSION],
-    requested: typeof requested === 'string' ? requested.slice(0, 100) : '',
-  });
+  return new RpcError(
+    UNSUPPORTED_VERSION,
+    `Unsupported protocol version: it takes ${MCP_VERSION}, without a handshake (initialize)`,
+    {
+      supported: [MCP_VERSION],
+      requested: typeof requested === 'string' ? requested.slice(0, 100) : '',
+    },
+  );
 }
