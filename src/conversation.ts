@@ -435,7 +435,7 @@ class Conversation implements Waiting {
       if (!isThere(seen, now)) {
         return ['no-server', `its server, ${seen.did}, was last seen at ${at}; ${AGAIN}`];
       }
-      return ['no-answer', `its server, ${seen.did}, was seen at ${at}, but did not answer in time; ${PATIENCE}`];
+      return ['no-answer', `its server, ${seen.did}, was seen at ${at}; it is busy, or has stopped since; ${PATIENCE}`];
     }
     if (line?.pins.has(this.#room)) {
       return ['no-answer', `it answered earlier, but whether a server runs there now is not known; ${PATIENCE}`];

@@ -75,6 +75,10 @@ const unusable = (path: string, code: string): Error => Object.assign(new Error(
 export const noFileSystem = (): Unavailable =>
   new Unavailable('there is no file system here: this needs Node, Bun or Deno');
 
+/** Whether this is Cloudflare's runtime of Workers, whose `node:fs` forgets all files with the request. */
+const isWorkerd = (): boolean =>
+  (globalThis as { navigator?: { userAgent?: string } }).navigator?.userAgent === 'Cloudflare-Workers';
+
 /** The error to throw for an error of the system: one of ours if a runtime with permissions (Deno) denied one. */
 function refusalOf(cause: unknown): unknown {
   const { name, message } = (cause ?? {}) as { name?: unknown; message?: unknown };
@@ -160,7 +164,7 @@ export class Files {
   constructor() {
     const { process } = globalThis as { process?: Process };
     const builtin = <T>(id: string): T => {
-      const module = process?.getBuiltinModule?.(id);
+      const module = isWorkerd() ? undefined : process?.getBuiltinModule?.(id);
       if (module === undefined) throw noFileSystem();
       return permitted(module as T & object);
     };

@@ -13,7 +13,7 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { afterEach, beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { Files } from '../src/files.ts';
 import { type Clock, systemClock } from '../src/http.ts';
 import { fileLedger } from '../src/ledger-file.ts';
@@ -368,5 +368,9 @@ describe('lock', () => {
     } finally {
       globalThis.process = real;
     }
+    // The files of Workers last for one request.
+    vi.stubGlobal('navigator', { userAgent: 'Cloudflare-Workers' });
+    onTestFinished(() => void vi.unstubAllGlobals());
+    expect(() => new Files()).toThrow('no file system');
   });
 });
