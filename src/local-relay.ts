@@ -278,7 +278,8 @@ function fieldsOf(body: Uint8Array): Map<string, unknown> {
 
 // Whatever follows the first value is ignored.
 function firstObject(text: string): string {
-  const tokens = /"(?:[^"\\]|\\.)*"|[{}[\]]/gs;
+  // A string without an end takes the rest: what is in it must not be tried as the beginning of another.
+  const tokens = /"[^"\\]*(?:\\.[^"\\]*)*"?|[{}[\]]/gs;
   let depth = 0;
   if (!/^[ \t\r\n]*\{/.test(text)) return text;
   for (let token = tokens.exec(text); token; token = tokens.exec(text)) {

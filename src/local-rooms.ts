@@ -79,6 +79,13 @@ function indented(json: string): string {
   });
 }
 
+// The slashes at the end of a path. A pattern would be tried at each slash before them, too.
+function withoutSlashes(path: string): string {
+  let end = path.length;
+  while (path[end - 1] === '/') end--;
+  return path.slice(0, end);
+}
+
 // A lone surrogate among the escapes of a JSON text.
 function hasLoneSurrogate(json: string): boolean {
   let high = -1;
@@ -170,7 +177,7 @@ export class RoomService {
     }
     const found = this.#find(path);
     if (!found) {
-      const other = path.endsWith('/') ? path.replace(/\/+$/, '') : `${path}/`;
+      const other = path.endsWith('/') ? withoutSlashes(path) : `${path}/`;
       if (path !== '/' && this.#find(other)) {
         const query = mark < 0 ? '' : target.slice(mark);
         // The decoded path is quoted, so a percent sign in it stays one.

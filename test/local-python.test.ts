@@ -124,3 +124,9 @@ it('tells JSON from what is none, and a dict from the rest', () => {
   expect(isDict(parsePython('{"a":1}'))).toBe(true);
   for (const text of ['1', '[]', 'null', '"x"']) expect(isDict(parsePython(text)), text).toBe(false);
 });
+
+it('gives a text up in linear time', () => {
+  // Quadratic, it would run for hours and hit the time limit.
+  for (const text of [`{"x":"${'\\"'.repeat(2e6)}`, '"'.repeat(4e6 - 1), `{"x":${'1_'.repeat(2e6)}`])
+    expect(() => parsePython(text)).toThrow(SyntaxError);
+});

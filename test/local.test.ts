@@ -694,6 +694,13 @@ describe('fetch', () => {
     expect((await fetch('http://local/r/x/', post)).status).toBe(200);
   });
 
+  it('finds the end of a path of slashes in linear time', async () => {
+    const { service } = world();
+    // Quadratic, these would run for some ten minutes and hit the time limit.
+    const path = `/r${'/'.repeat(16_000)}x/`;
+    for (let i = 0; i < 5000; i++) expect((await service.fetch(`http://local${path}`)).status).toBe(404);
+  });
+
   it('refuses a URL that is too long for a request line', async () => {
     const { get } = world();
     expect((await get(`/r/x/say/ann/${'日'.repeat(1800)}`)).status).toBe(200);

@@ -333,3 +333,12 @@ test('junk of all kinds gets an answer', async () => {
     expect((await ask('GET', target)).status).toBeGreaterThanOrEqual(400);
   }
 });
+
+test('a body whose string does not end is refused in linear time', async () => {
+  const ask = standalone();
+  const { path, a } = await pair(ask);
+  // Quadratic, each would run for hours and hit the time limit.
+  for (const body of [`{"x":"${'\\"'.repeat(2e6)}`, `{"x":"${'\\"'.repeat(2e6)}\\`, `{${'"'.repeat(4e6 - 1)}`]) {
+    expect((await ask('POST', `${path}/frames`, a, body)).status).toBe(400);
+  }
+});
