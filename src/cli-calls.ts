@@ -65,7 +65,7 @@ function callOptions(args: Args, to: string, signer: Signer): CallOptions & { re
   };
 }
 
-/** What stands on the command line, or for `-` on the standard input, as JSON. */
+/** The JSON value of an argument; `-` reads it from the standard input. Undefined if the argument is missing. */
 async function jsonFrom(word: string | undefined): Promise<Json | undefined> {
   if (word === undefined) return undefined;
   let value: unknown;
@@ -78,13 +78,13 @@ async function jsonFrom(word: string | undefined): Promise<Json | undefined> {
   return value as Json;
 }
 
-/** What may have come of a call that was interrupted. */
+/** The warning after an interrupted call. */
 const SENT = 'the request may have been sent, and may still be executed';
 
 /**
- * Of what a program would do otherwise, what the person who typed it can do.
+ * Rephrases errors whose advice is meant for a program as advice to the person at the keyboard.
  *
- * @throws the cause itself, when it is another one
+ * @throws the rephrased error, or `cause` itself if it needs no rephrasing
  */
 function inWords(cause: unknown): never {
   if (!TechnocoreError.is(cause)) throw cause;
@@ -102,7 +102,7 @@ function inWords(cause: unknown): never {
   throw cause;
 }
 
-/** What to do about an answer that asks back. */
+/** Advice for a result that asks for input; undefined for any other result. */
 function adviceFor(result: Json, to: string): string | undefined {
   if (!isObject(result)) return undefined;
   if (result['resultType'] === 'input_required')
@@ -135,7 +135,7 @@ function printTools(args: Args, list: Tool[]): void {
   }
 }
 
-/** `call` and `tools`. */
+/** The commands for calls and tools. */
 export const callCommands: Record<string, Command> = {
   call: {
     args: '<to> <method> [params]',
@@ -186,7 +186,7 @@ terminal, or with --json, the question is printed instead, and the exit code is 
         mcpCallTool(to, name, given as object, signer, { ...o, onInput: askedBack(args) });
       const calling = use().catch(async (cause) => {
         if (!TechnocoreError.is(cause) || cause.code !== 'frame_too_long') throw cause;
-        // It may be one that reads what fits no message.
+        // The server may accept requests that are too long for a message; discovery tells.
         await mcpDiscover(to, signer, o);
         return use();
       });

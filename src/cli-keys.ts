@@ -6,7 +6,7 @@
 import { type Command, EXIT, hasKey, keyHome, print } from './cli-kit.ts';
 import { Signer, TechnocoreError } from './technocore-rpc.ts';
 
-/** `keygen` and `did`. */
+/** The commands `keygen` and `did`. */
 export const keyCommands: Record<string, Command> = {
   keygen: {
     args: '',
@@ -37,7 +37,7 @@ export const keyCommands: Record<string, Command> = {
 This command creates no key. keygen does, and so does the first command that signs.`,
     async run(args) {
       const dir = args.text('dir');
-      // Looking must not make a key.
+      // Showing a key must not create one.
       if (!hasKey(dir) && (dir !== undefined || !process.env['SIGN_SEED']))
         throw new TechnocoreError('no_key', `no key in ${keyHome(dir)}; keygen --dir creates one`);
       const { did } = await args.signer();

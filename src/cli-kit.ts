@@ -1,6 +1,5 @@
 /**
- * What all verbs of the command line share: flags and their help, where output goes, how Ctrl-C ends a run, and the exit
- * codes.
+ * What all commands share: flags and help, output, Ctrl-C, and exit codes.
  *
  * @module
  */
@@ -38,7 +37,7 @@ export const EXIT = {
   interrupted: 130,
 } as const;
 
-/** Wrong arguments, and the help that tells what is right. */
+/** Wrong arguments, with a pointer to the help that describes the right ones. */
 export class Usage extends Error {
   readonly see: string;
   constructor(message: string, see = '') {
@@ -47,24 +46,24 @@ export class Usage extends Error {
   }
 }
 
-/** One option. */
+/** An option of a command. */
 export interface Flag {
-  /** The name of its value in the help, in capitals; absent for a flag without a value. */
+  /** The name of its value in the help; absent for a flag without a value. */
   value?: string;
   about: string;
-  /** May be given several times. */
+  /** True if it may be given several times. */
   multiple?: true;
-  /** Not in the help. */
+  /** True if the help does not mention it. */
   hidden?: true;
 }
 
-/** One verb. */
+/** A command. */
 export interface Command {
-  /** The words after its name: `<room> [text]`. */
+  /** The words after its name, as the help shows them, such as `<room> [text]`. */
   args: string;
   about: string;
   flags?: Record<string, Flag>;
-  /** The fewest and most words after its name; default none. */
+  /** The least and the greatest number of words after its name. Default: none. */
   words?: readonly [least: number, most: number];
   /** Further text for its own help. */
   more?: string;
@@ -72,29 +71,29 @@ export interface Command {
   run(args: Args): Promise<number>;
 }
 
-/** The flags of verbs that talk to a service. */
+/** The flags of commands that talk to a service. */
 export const SERVICE: Record<string, Flag> = {
   base: { value: 'url', about: 'URL of the service (default: $TECHNOCORE_URL, else https://technocore.chat)' },
 };
 
-/** The flags of verbs that sign. */
+/** The flags of commands that sign. */
 export const KEY: Record<string, Flag> = {
   dir: { value: 'directory', about: 'key directory, created at first use (default: $SIGN_SEED, else ~/.technocore)' },
 };
 
-/** After how much waiting for a service the user is told, by verbs that end by themselves, ms. */
+/** How long a command waits in silence for a service that does not answer, ms; then it says so. */
 const SILENCE_MS = 1500;
-/** After which an end that waits for no call is told of too, ms. */
+/** How long stopping may take in silence when no call is in progress, ms. */
 const ENDING_MS = 1000;
 /**
- * How long it goes on asking a service to which no connection was ever made, ms from the first failure: that one is
- * starting is worth a wait, a wrong address is not.
+ * How long a service is tried to which no connection was ever made, from the first failure on, ms: long enough for one
+ * that is just starting, and short enough for a wrong address.
  */
 const UNREACHED_MS = 5000;
-/** How soon it is said again that a service does not answer, and how late at most, ms. */
+/** The shortest and the longest interval between two remarks that a service does not answer, ms. */
 const OUTAGE_MS = [10_000, 600_000] as const;
 
-/** What was wrong with the service, if it is that of which an event tells. */
+/** The error of an event that reports an unavailable service; undefined for any other event. */
 function outageIn({ kind, cause }: Event): TechnocoreError | undefined {
   return kind === 'retry' && TechnocoreError.is(cause) && cause.code === 'unavailable' ? cause : undefined;
 }
@@ -104,7 +103,7 @@ const ALL: Record<string, Flag> = {
   help: { about: 'show this help (also -h)' },
 };
 
-/** Options of the library whose flags have other names. */
+/** The flags of those options of the library that have another name here. */
 const FLAG_OF = new Map([
   ['timeoutMs', 'timeout'],
   ['replyTo', 'reply-to'],
@@ -112,7 +111,7 @@ const FLAG_OF = new Map([
 
 // --- arguments ---------------------------------------------------------------------------------------------------
 
-/** The arguments of one run, and its output. */
+/** The parsed arguments of a run, and what depends on them: options for the library, remarks, and interruption. */
 export class Args {
   readonly words: string[];
   readonly json: boolean;
@@ -161,7 +160,7 @@ export class Args {
     return (this.#values[name] as string[] | undefined) ?? [];
   }
 
-  /** The value of a flag as a number. @throws Usage if it is not one from `least` to `most` */
+  /** The value of a flag as a number. @throws a {@link Usage} unless it is from `least` to `most` */
   number(name: string, least: number, most: number, isWhole = true): number | undefined {
     const text = this.text(name);
     if (text === undefined) return undefined;
@@ -170,15 +169,15 @@ export class Args {
     throw new Usage(`--${name} takes a number from ${least} to ${most}`);
   }
 
-  /** The value of a flag in seconds, as ms. */
+  /** The value of a flag that is given in seconds, as ms. @throws a {@link Usage} unless it is from 1 ms to a day */
   ms(name: string): number | undefined {
     const seconds = this.number(name, 0.001, 86_400, false);
     return seconds === undefined ? undefined : seconds * 1000;
   }
 
   /**
-   * Aborts at Ctrl-C, SIGTERM or when the terminal is closed, a second of which ends the process. Who asks for it ends in
-   * good order.
+   * Aborts at Ctrl-C, at SIGTERM, or when the terminal is closed (SIGHUP); the second signal ends the process at once.
+   * From the first access on, the process no longer ends at the first signal by itself.
    */
   get signal(): AbortSignal {
     if (!this.#interrupt) {
@@ -195,7 +194,7 @@ export class Args {
     return this.#interrupt.signal;
   }
 
-  /** Resolves when {@link signal} aborts. From the call on, Ctrl-C ends in good order. */
+  /** Resolves when {@link signal} aborts. */
   interruption(): Promise<void> {
     const { signal } = this;
     return new Promise((resolve) => void onAbort(signal, resolve));
@@ -206,8 +205,8 @@ export class Args {
   }
 
   /**
-   * What the library says, whose words for an option are `the option x`, in words of this command's flags, as far as it
-   * has them.
+   * Rewrites a message of the library in terms of flags: `the option timeoutMs` becomes `--timeout`, if this command
+   * has that flag.
    */
   inFlags(text: string): string {
     return text.replace(/\b(?:the )?option (\w+)/g, (words, option: string) => {
@@ -216,12 +215,12 @@ export class Args {
     });
   }
 
-  /** Prints something that is not the result. */
+  /** Prints something beside the result, on stderr. */
   remark(code: string, message: string): void {
     tell(this.json ? json({ code, message }, true) : shown(message));
   }
 
-  /** Work that changes something elsewhere: who interrupts it is told what may have come of it. */
+  /** Awaits work that has effects elsewhere; if the user interrupts it, prints `what` about those effects. */
   async risking<T>(what: string, work: Promise<T>): Promise<T> {
     try {
       return await work;
@@ -243,10 +242,10 @@ export class Args {
   }
 
   /**
-   * Options for the library, for what ends by itself. Whoever waits is told once, after a while, that the service does
-   * not answer. Where no connection was ever made, it is given up soon, unless a time was given with `--timeout`.
+   * The options for a command that ends by itself. If the service does not answer, the user is told once, after a while.
+   * If no connection to it was ever made, the command fails soon after, unless `--timeout` was given.
    *
-   * @param unreached the error it then ends with, by the one that tells why, and after how many ms; default: that one
+   * @param unreached makes the error of that failure, of its cause and the time since the start. Default: the cause
    */
   service(unreached: (cause: TechnocoreError, afterMs: number) => TechnocoreError = (cause) => cause): Options {
     const { signal, ...reach } = this.#reach;
@@ -281,8 +280,8 @@ export class Args {
   }
 
   /**
-   * The same for what goes on until it is stopped: whoever waits for it is told that the service does not answer, at the
-   * first failure, and then ever more rarely.
+   * The options for a command that runs until it is stopped. If the service does not answer, the user is told at the
+   * first failure, and then at growing intervals.
    */
   patient(onEvent: (event: Event) => void = () => {}): Options {
     let [spacing, quietUntil, last]: [number, number, number] = [OUTAGE_MS[0], 0, Number.NEGATIVE_INFINITY];
@@ -304,11 +303,11 @@ export class Args {
   }
 
   /**
-   * Tells whoever ends a server, with Ctrl-C, what is waited for.
+   * Once the user stops a server, says what it still waits for.
    *
-   * @param drainMs how long calls that were begun may take
-   * @param calls how many those are
-   * @param rest what is waited for where there are none
+   * @param drainMs how long the calls in progress may still take, ms
+   * @param calls returns the number of calls in progress
+   * @param rest what it waits for when there are none
    */
   tellEnd(drainMs: number, calls: () => number, rest = 'the last writes'): void {
     const say = (what: string): void =>
@@ -320,13 +319,13 @@ export class Args {
     });
   }
 
-  /** A ledger in a file. Another process may hold it for a while yet, and Ctrl-C ends the wait for it. */
+  /** Opens a ledger in a file. Ctrl-C ends the wait for another process that still holds it. */
   ledger(path: string): Promise<Ledger> {
     const sleep: typeof systemClock.sleep = (ms, signal = this.signal) => systemClock.sleep(ms, signal);
     return fileLedger(path, {}, { now: systemClock.now, sleep });
   }
 
-  /** The key to sign with. If it has to be made first, the user is told. */
+  /** The key to sign with. If there is none yet, creates one and says so. */
   async signer(): Promise<Signer> {
     const dir = this.text('dir');
     const seed = process.env['SIGN_SEED'];
@@ -350,13 +349,13 @@ function isAlmostSeed(text: string): boolean {
   return /^[0-9a-f]{62,66}$/i.test(digits) && !/^[0-9a-f]{64}$/i.test(text);
 }
 
-/** The directory of a key. */
+/** The directory of a key. Default: `~/.technocore`. */
 export const keyHome = (dir: string | undefined): string => dir ?? join(homedir(), '.technocore');
 
-/** Whether a key directory holds a key. Does not make one. */
+/** Whether a key directory holds a key. */
 export const hasKey = (dir: string | undefined): boolean => existsSync(join(keyHome(dir), 'seed'));
 
-/** A mailbox of this key that nobody else can guess, the same in each run. */
+/** A mailbox derived from the key: nobody else can guess its name, and each run gets the same. */
 export const ownMailbox = (signer: Signer, purpose: string): string =>
   `mb-p-${toHex(signer.derive(`mailbox/${purpose}`).subarray(0, 12))}`;
 
@@ -367,12 +366,13 @@ export const print = (line: string): void => void process.stdout.write(`${line}\
 export const tell = (line: string): void => void process.stderr.write(`${isWaiting ? CLEAR : ''}${line}\n`);
 
 /**
- * A stranger's text as one safe line for a terminal: without escape sequences, and without characters that change the
- * direction of writing. Other values as JSON: a stranger's object may have a `toString` member.
+ * A stranger's text as one line that is safe to print on a terminal: without escape sequences, and without characters
+ * that change the direction of writing. Other values are shown as JSON, since an object of a stranger may have a member
+ * named `toString`.
  */
 export const shown = (value: unknown): string => blanked(typeof value === 'string' ? value : json(value, true));
 
-/** A JSON value, for people or for scripts. Characters that could affect a terminal are escaped. */
+/** JSON text, on one line or indented. Characters that could affect a terminal are escaped. */
 export function json(value: unknown, isCompact: boolean): string {
   const text = JSON.stringify(value, null, isCompact ? undefined : 2) ?? 'null';
   return text.replace(
@@ -383,14 +383,14 @@ export function json(value: unknown, isCompact: boolean): string {
 
 const lowHalf = (found: string): string => (found.length > 1 ? `\\u${found.charCodeAt(1).toString(16)}` : '');
 
-/** Clears the line of a terminal. */
+/** The escape sequence that clears the current line of a terminal. */
 const CLEAR = '\r\x1b[2K';
-/** True while the line of the terminal may show what is waited for. */
+/** True while the last line of the terminal may show the progress of {@link waiting}. */
 let isWaiting = false;
-/** True while a person is asked, when nothing else is written to the terminal. */
+/** True while the user is asked a question; {@link waiting} then shows nothing. */
 let isPrompting = false;
 
-/** Shows, on a terminal only, what is waited for and for how long. */
+/** Awaits work; on a terminal, shows meanwhile what it is and for how long it has taken. */
 export async function waiting<T>(what: string, work: Promise<T>): Promise<T> {
   const { stderr } = process;
   if (!stderr.isTTY) return work;
@@ -408,21 +408,21 @@ export async function waiting<T>(what: string, work: Promise<T>): Promise<T> {
   }
 }
 
-/** Error codes that are about the arguments. They come before anything is done. */
+/** The error codes for wrong arguments. They are thrown before anything is done. */
 const WRONG_INPUT = /^(bad_(name|option|params|code|invite)|no_reply_address|empty_text|frame_too_long)$/;
 
-/** Error codes after which another try may succeed. */
+/** The error codes after which another try may succeed. */
 const NO_ANSWER = /^(call_timeout|not_offered|unavailable|rate_limited)$/;
 
-/** Lines that were typed or pasted before their question was asked; undefined is the end of the input. */
+/** The lines that were typed or pasted before their question was asked; undefined stands for the end of the input. */
 const typedAhead: (string | undefined)[] = [];
-/** The beginning of the next line. */
+/** What was typed of the next line so far. */
 let begunAhead = '';
 
 /**
- * Reads one line that a person types; undefined at the end of the input.
+ * Asks a question, and returns the line that the user types; undefined at the end of the input.
  *
- * @throws the signal's reason at Ctrl-C
+ * @throws the reason of the signal, at Ctrl-C
  */
 export async function prompted({ signal }: Args, question: string): Promise<string | undefined> {
   signal.throwIfAborted();
@@ -432,7 +432,7 @@ export async function prompted({ signal }: Args, question: string): Promise<stri
     return line;
   }
   const terminal = createInterface({ input: process.stdin, output: process.stderr, prompt: question });
-  // While a line is read, Ctrl-C comes as a character.
+  // While readline has the terminal, Ctrl-C arrives as a character instead of a signal.
   terminal.on('SIGINT', () => process.kill(process.pid, 'SIGINT'));
   isPrompting = true;
   let forget = (): void => {};
@@ -460,7 +460,7 @@ export async function prompted({ signal }: Args, question: string): Promise<stri
   }
 }
 
-/** An event as it is shown: times in whole ms. */
+/** An event with its times rounded to whole ms, for display. */
 export const rounded = (event: Event): Event =>
   Object.fromEntries(
     Object.entries(event).map(([name, value]) => [
@@ -469,26 +469,26 @@ export const rounded = (event: Event): Event =>
     ]),
   ) as Event;
 
-/** An event as JSON, errors with their messages. */
+/** An event whose errors are replaced by their messages, ready for JSON. */
 export const plain = (event: Event): object =>
   Object.fromEntries(
     Object.entries(event).map(([name, value]) => [name, value instanceof Error ? value.message : value]),
   );
 
-/** Whether an error is one of the operating system, about a file or a port. */
+/** Whether an error comes from the operating system, such as one about a file or a port. */
 const isLocal = (e: unknown): boolean => typeof (e as { syscall?: unknown } | undefined)?.syscall === 'string';
 
 /**
- * What is wrong with the arguments, and where to look.
+ * Prints what is wrong with the arguments and which help to read, and returns the exit code.
  *
- * @param isJson whether `--json` was said, as far as that can be told
+ * @param isJson whether `--json` was given, as far as wrong arguments tell
  */
 export function misused({ message, see }: Usage, isJson: boolean): number {
   tell(isJson ? json({ code: 'usage', message }, true) : `${message}\n${see}`);
   return EXIT.usage;
 }
 
-/** What went wrong, in one line, and the exit code. */
+/** Prints an error as one line, or with its stack if it is a bug, and returns the exit code. */
 export function failure(e: unknown, args: Args): number {
   if (!TechnocoreError.is(e)) {
     const message = (e as Error)?.message ?? String(e);
@@ -498,7 +498,7 @@ export function failure(e: unknown, args: Args): number {
   }
   const { code } = e;
   const { rpc, reason, retryAfterMs } = e as { rpc?: object; reason?: string; retryAfterMs?: number };
-  // The words of the other side are left as they are.
+  // A message written by the other side is left as it is.
   const message = rpc ? e.message : args.inFlags(e.message);
   tell(
     args.json ? json({ code, message, reason, retryAfterMs, ...(rpc && { rpc }) }, true) : shown(`${code}: ${message}`),
@@ -512,7 +512,7 @@ export function failure(e: unknown, args: Args): number {
 
 const flagUsage = (name: string, { value }: Flag): string => `--${name}${value === undefined ? '' : ` <${value}>`}`;
 
-/** The help of one verb. */
+/** The help of a command. */
 export function helpOf(name: string, { args, about, flags, more }: Command): string {
   const all = Object.entries({ ...flags, ...ALL }).filter(([, flag]) => !flag.hidden);
   const width = Math.max(...all.map(([flag, of]) => flagUsage(flag, of).length));
@@ -522,9 +522,9 @@ export function helpOf(name: string, { args, about, flags, more }: Command): str
 }
 
 /**
- * The help of several verbs.
+ * The help that lists several commands.
  *
- * @param group the first word of all of them, if they have that in common
+ * @param group the first word of their names, if they all share it
  */
 export function overview(commands: Record<string, Command>, group = ''): string {
   const usages = Object.entries(commands).map(([name, { args, about }]) => [`${name} ${args}`.trim(), about] as const);

@@ -1,5 +1,5 @@
 /**
- * The command line: what needs no service.
+ * The command line: the demo and the local service, which work offline.
  *
  * @module
  */
@@ -9,9 +9,9 @@ import { demo, parts } from './demo.ts';
 import { createLocalService, type Limits } from './local.ts';
 import { limitsOf } from './local-limits.ts';
 
-/** What nobody at a desk reaches. */
+/** A limit that nobody reaches by hand. */
 const UNREACHED = 1e9;
-/** What each address may do. */
+/** The limits per address, with their units in words. */
 const BUDGETS = {
   readsPerMinute: 'reads a minute',
   writesPerMinute: 'writes a minute',
@@ -19,13 +19,15 @@ const BUDGETS = {
 };
 const UNLIMITED: Partial<Limits> = Object.fromEntries(Object.keys(BUDGETS).map((name) => [name, UNREACHED]));
 
-/** The budgets of an address, by which whoever tries things out would only find that they become slow. */
+/**
+ * The limits per address that can be reached, in words. They are off by default: they would only slow down experiments.
+ */
 function budgetsIn(limits: Limits): string {
   const reached = Object.entries(BUDGETS).filter(([name]) => limits[name as keyof typeof BUDGETS] < UNREACHED);
   return reached.map(([name, what]) => `${limits[name as keyof typeof BUDGETS]} ${what}`).join(', ');
 }
 
-/** `name=number` of each --limit. */
+/** Parses the values of `--limit`, each of the form `name=number`. */
 function limitsFrom(texts: string[]): Partial<Limits> {
   const known = limitsOf('modern');
   const limits: Record<string, number> = {};
@@ -38,7 +40,7 @@ function limitsFrom(texts: string[]): Partial<Limits> {
   return limits;
 }
 
-/** `demo` and `local`; the demo starts the program again for its parts. */
+/** The commands `demo` and `local`. The demo runs its parts as processes of this same program. */
 export const localCommands: Record<string, Command> = {
   demo: {
     args: '',
@@ -55,7 +57,7 @@ export const localCommands: Record<string, Command> = {
       }
       const play = Object.hasOwn(parts, part) ? parts[part] : undefined;
       if (!play || args.words.length !== 2) throw new Usage('only the demo itself starts its parts');
-      // Where whoever reads the demo has had enough, the stage goes, and with it the parts.
+      // When the reader of the output quits, the process of the demo ends, and its parts must end with it.
       for (const end of ['disconnect', 'error']) process.on(end, () => process.exit(EXIT.ok));
       if (!process.connected) return EXIT.failed;
       await play(args.words[0]!, args.words[1]!);

@@ -1,5 +1,5 @@
 /**
- * The command line: an MCP server on one machine, its host on another, and neither of them takes a connection.
+ * The command line: connects an MCP server on one machine with a host on another. Neither accepts a connection.
  *
  * @module
  */
@@ -46,7 +46,7 @@ import {
 
 const random = (bytes: number): Uint8Array => crypto.getRandomValues(new Uint8Array(bytes));
 
-/** Events that are told without being asked for. */
+/** The events that are printed even without `--verbose`. */
 const LOUD = new Set([
   'server-stopped',
   'server-unusable',
@@ -57,7 +57,7 @@ const LOUD = new Set([
   'unsaved',
 ]);
 
-/** One event in one line; whatever a stranger may have written is cut and made harmless. */
+/** An event as one line. Text that a stranger may have written is cut short and made safe for a terminal. */
 function eventLine({ kind, ...detail }: Event): string {
   const time = new Date().toTimeString().slice(0, 8);
   if (kind === 'call') {
@@ -67,7 +67,7 @@ function eventLine({ kind, ...detail }: Event): string {
       `${time}${who} ${`${method}`.slice(0, 40)}${name === undefined ? '' : ` ${`${name}`.slice(0, 80)}`} ${outcome} ${ms} ms`,
     );
   }
-  // What was called for, and what came of it, is nobody's business but the caller's.
+  // The content of an answer is the caller's business only.
   const { answer: _, ...told } = detail;
   const text = Object.entries(told).map(([name, value]) => {
     const told =
@@ -86,7 +86,7 @@ const listener = (args: Args): ((event: Event) => void) => {
   };
 };
 
-/** A directory for what is to be remembered, made when it is not there. */
+/** The directory for persistent state; created if it does not exist. */
 async function homeOf(args: Args): Promise<string> {
   const home = keyHome(args.text('dir'));
   await new Files().makeDir(home);
@@ -95,11 +95,11 @@ async function homeOf(args: Args): Promise<string> {
 
 const isMailbox = (name: string): boolean => isName(name) && roomClasses(name).mb;
 
-/** The block of a host's configuration file. */
+/** The entry for a server in the configuration file of a host. */
 const hostBlock = (name: string, server: object): string =>
   `{\n  "mcpServers": {\n    ${JSON.stringify(name)}: ${JSON.stringify(server)}\n  }\n}`;
 
-/** What a host starts to reach a server. */
+/** The command that a host runs to reach a server. */
 function connectCommand(mailbox: string, peer: string | undefined, more: string[]): object {
   const args = [
     '-y',
@@ -120,10 +120,10 @@ const baseFlag = (args: Args): string[] => {
 
 // --- serve -------------------------------------------------------------------------------------------------------
 
-/** Words of commands and paths that say nothing about the server. */
+/** Words in commands and paths that say nothing about which server it is. */
 const GENERIC = /^(npx|node|npm|exec|bunx?|deno|run|uvx?|python3?|index|main|cli|server|dist|build|lib|src|bin|)$/;
 
-/** What a server may be called in a host's configuration: the first word of its command that says something. */
+/** A name for a server in a host's configuration: the first word of its command that is not {@link GENERIC}. */
 function nameOf(command: string[]): string {
   for (const word of command) {
     if (word.startsWith('-')) continue;
@@ -134,7 +134,7 @@ function nameOf(command: string[]): string {
   return 'server';
 }
 
-/** How long calls that were begun may take when it ends, ms. */
+/** How long the calls in progress may still take when the bridge is stopped, ms. */
 const DRAIN_MS = 10_000;
 
 async function serveOne(args: Args): Promise<number> {
@@ -145,7 +145,7 @@ async function serveOne(args: Args): Promise<number> {
   if (isPublic && (allowed.size > 0 || args.has('pair')))
     throw new Usage('--public lets everybody call; it excludes --allow and --pair');
   const signer = await args.signer();
-  // Not to be guessed, and the same for the same command.
+  // The same for the same key and command, and nobody else can guess it.
   const mailbox = args.text('mailbox') ?? ownMailbox(signer, `mcp/${JSON.stringify(command)}`);
   if (!isMailbox(mailbox)) throw new Usage('--mailbox takes the name of a mailbox, like mb-p-something-unguessable');
   const home = await homeOf(args);
@@ -180,7 +180,7 @@ async function serveOne(args: Args): Promise<number> {
   return EXIT.ok;
 }
 
-/** What to do on the other side. */
+/** Prints what to do on the other machine. */
 function announce(args: Args, mailbox: string, { did }: Signer, allowed: Set<string>, name: string): void {
   if (args.json) {
     print(json({ mailbox, did, allowed: args.has('public') ? 'everybody' : [...allowed] }, true));
@@ -228,7 +228,7 @@ async function pairOne(
 
 // --- connect -----------------------------------------------------------------------------------------------------
 
-/** Where a server is, and whose word counts. */
+/** The mailbox of a server, and the DID whose answers are accepted. */
 interface Target {
   mailbox: string;
   peer: string | undefined;
@@ -246,7 +246,7 @@ async function targetOf(args: Args): Promise<Target> {
   return { mailbox, peer: to };
 }
 
-/** The code of `--pair`, typed where `-` stands for it. */
+/** The pairing code of `--pair`; `-` prompts for it. */
 async function codeFrom(args: Args, text: string): Promise<string> {
   if (text !== '-') return normalCode(text);
   if (!process.stdin.isTTY) throw new Usage('--pair - needs a terminal to ask for the code');
@@ -314,8 +314,9 @@ async function overHttp(args: Args, bridge: HttpBridge, port: number): Promise<n
 }
 
 /**
- * Pairs, unless it was done with this very code before: a host that starts us again says it again. Returns which of the
- * two.
+ * Pairs with the server, unless that was done with this code before: a host passes the same `--pair` at every start.
+ *
+ * @returns a sentence that says which of the two happened
  */
 async function pairWith(
   code: string,
@@ -334,7 +335,7 @@ async function pairWith(
 
 const VERBOSE = { verbose: { about: 'log each call, and other events, to stderr' } };
 
-/** `mcp serve` and `mcp connect`. */
+/** The commands `mcp serve` and `mcp connect`. */
 export const mcpCommands: Record<string, Command> = {
   'mcp serve': {
     args: '-- <command> [argument]…',

@@ -9,7 +9,7 @@ import { shownBase } from './http.ts';
 import { HttpRelay, Identity, Invite, Session } from './parley.ts';
 import { TechnocoreError } from './technocore-rpc.ts';
 
-/** How long a channel that is left has to tell the other end, ms. */
+/** How long closing a channel may take, ms; the other end is told within that time, or not at all. */
 const LEAVE_MS = 5000;
 
 const FLAGS = {
@@ -17,16 +17,16 @@ const FLAGS = {
   outcome: { value: 'text', about: 'text to close the channel with when the input ends (default: done)' },
 };
 
-/** The relay to use unless told otherwise. */
+/** The default relay: `$PARLEY_RELAY`, or else https://parley.chat. */
 const usualRelay = (): string => process.env['PARLEY_RELAY'] || 'https://parley.chat';
 
-/** The relay of a link. It names a host alone; what else there is to know, we know only of our usual one. */
+/** The URL of the relay in a link. A link names only a host; scheme and path are known for the default relay alone. */
 function relayOf({ relay: host }: Invite): string {
   const usual = usualRelay();
   return host === '' || host === new HttpRelay(usual).host ? usual : `https://${host}`;
 }
 
-/** Who we are, and what we talk through. */
+/** Our own end of a channel. */
 interface End {
   own: Identity;
   session: Session;
@@ -38,7 +38,7 @@ async function endOf(args: Args, relay: string): Promise<End> {
   return { own, session: new Session(own, new HttpRelay(relay)) };
 }
 
-/** The lines of the standard input, none lost while nobody asks. */
+/** The lines of the standard input, buffered until they are read. */
 function input(): { lines: AsyncIterator<string>; close(): void } {
   const reader = createInterface({ input: process.stdin });
   const close = (): void => {
@@ -48,7 +48,7 @@ function input(): { lines: AsyncIterator<string>; close(): void } {
   return { lines: reader[Symbol.asyncIterator](), close };
 }
 
-/** Sends what comes in line by line, prints what arrives, until one end closes. */
+/** Sends each line of the input and prints each message that arrives, until either end closes the channel. */
 async function talk(args: Args, { own, session }: End, { lines, close }: ReturnType<typeof input>): Promise<number> {
   const stop = new AbortController();
   const leave = async (outcome: string): Promise<void> => {
@@ -79,7 +79,7 @@ async function talk(args: Args, { own, session }: End, { lines, close }: ReturnT
       `you are ${own.fingerprint()}, talking to ${fingerprint}${about}; compare both fingerprints with the other side`,
     );
   };
-  // Who is there is known once the handshake is done, with nothing said yet.
+  // The peer is known as soon as the handshake is done, which may be long before its first message.
   const watch = setInterval(() => session.peer.state === 'active' && greet(), 50);
   const speaking = speak().catch((cause) => stop.abort(cause));
   try {
@@ -96,7 +96,7 @@ async function talk(args: Args, { own, session }: End, { lines, close }: ReturnT
   return args.isInterrupted ? EXIT.interrupted : EXIT.ok;
 }
 
-/** `parley open` and `parley join`. */
+/** The commands `parley open` and `parley join`. */
 export const parleyCommands: Record<string, Command> = {
   'parley open': {
     args: '',

@@ -28,11 +28,11 @@ function placeOf(args: Args): { since?: number; limit?: number } {
   return { ...(since !== undefined && { since }), ...(limit !== undefined && { limit }) };
 }
 
-/** That an empty room is no wrong answer, but may be a mistyped name. */
+/** The note for an empty room: not an error, but maybe a mistyped name. */
 const nothingIn = (room: string, since: number | undefined): string =>
   `no messages in ${room}${since === undefined ? '' : ` after ${since}`}`;
 
-/** A message for a person. Writers and texts are strangers'. */
+/** A message as a line for people. The name of the writer and the text come from strangers, so both are made safe. */
 const lineOf = ({ seq, ts, from, text }: Message): string => `[${seq}] ${shown(ts)} ${shown(from)} ${shown(text)}`;
 
 async function followed(args: Args, room: string): Promise<void> {
@@ -54,7 +54,7 @@ async function followed(args: Args, room: string): Promise<void> {
   }
 }
 
-/** `say`, `read` and `verify`. */
+/** The commands `say`, `read` and `verify`. */
 export const roomCommands: Record<string, Command> = {
   say: {
     args: '<room> <text>',

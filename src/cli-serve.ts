@@ -39,10 +39,10 @@ import {
   tools,
 } from './technocore-rpc.ts';
 
-/** Events that their owner wants to see in any case. */
+/** The events that are printed even without `--verbose`. */
 const LOUD = /^(handler-error|warning)$/;
 
-/** An event in one line: names and numbers, and what went wrong. */
+/** An event as one line of `name=value` pairs, with the messages of errors. */
 function eventLine({ kind, ...details }: Event): string {
   const told = Object.entries(details).map(([name, value]) => {
     const text = value instanceof Error ? value.message : typeof value === 'string' ? value : JSON.stringify(value);
@@ -51,16 +51,16 @@ function eventLine({ kind, ...details }: Event): string {
   return `${kind} ${told.join(' ')}`.trimEnd();
 }
 
-// --- what is under way -------------------------------------------------------------------------------------------
+// --- calls in progress -------------------------------------------------------------------------------------------
 
-/** What became of a request, by the answer that goes back. */
+/** The outcome of a request in words, taken from its answer. */
 function outcomeIn(answer: string): string {
   const { error, result } = JSON.parse(answer) as { [member: string]: Json };
   if (isObject(error)) return `error ${error['code']} ${String(error['message']).slice(0, 200)}`;
   return isObject(result) && result['isError'] === true ? 'answered with a tool error' : 'answered';
 }
 
-/** What a request asks for: its method, and of MCP's which tool. */
+/** What a request asks for: its method and, for an MCP tool call, the name of the tool. */
 function askedIn({ method, params }: { [member: string]: unknown } = {}): string {
   const name = method === 'tools/call' && isObject(params) ? params['name'] : undefined;
   return [method, name]
@@ -70,23 +70,23 @@ function askedIn({ method, params }: { [member: string]: unknown } = {}): string
 }
 
 /**
- * Sees the requests that are worked on, each from the ledger’s first word to its answer, and tells whoever wants to know.
+ * Tracks the requests in progress, each from its admission by the ledger to its answer, and reports them line by line.
  */
 class Calls {
   readonly #tell: ((line: string) => void) | undefined;
-  /** By key and id. */
+  /** The requests in progress, by the key and the id of the caller. */
   readonly #begun = new Map<string, { at: number; name: string }>();
 
   constructor(told?: (line: string) => void) {
     this.#tell = told;
   }
 
-  /** How many are not answered yet. */
+  /** The number of requests that are not answered yet. */
   get size(): number {
     return this.#begun.size;
   }
 
-  /** The ledger, in which requests are seen to begin and to end. */
+  /** Wraps a ledger, so that the beginning and the end of each request are noticed. */
   seenIn(ledger: Ledger): Ledger {
     return {
       admit: async (message, now) => {
@@ -111,8 +111,8 @@ class Calls {
   }
 
   /**
-   * Handlers of which it is told that they begin for what wants no answer. Whatever else is said of them, by marks,
-   * stays.
+   * Wraps handlers, so that notifications, which the ledger never answers, are reported too. A proxy keeps the
+   * properties by which the library marks a handler.
    */
   named(handlers: Map<string, Handler>): Map<string, Handler> {
     const named = (name: string, handler: Handler): Handler =>
@@ -134,19 +134,22 @@ class Calls {
   }
 }
 
-/** How long the end may take: handlers have a minute, and their answers some time to be written, ms. */
+/** How long stopping may take, ms: a minute for the handlers, and the rest to write their answers. */
 const DRAIN_MS = 90_000;
 
 // --- the module --------------------------------------------------------------------------------------------------
 
-/** After which a module that is still being loaded is likely to wait for something that does not come, ms. */
+/** How long a module may take to load before it is suspected to wait for something that never comes, ms. */
 const LOADING_MS = 3000;
-/** How long what a module left running may hold the program once it has served, ms: so long the last words may take. */
+/**
+ * How long the process may stay alive after serving because of what a module left running, ms; enough for the last
+ * output to be written.
+ */
 const LINGER_MS = 250;
 
 /**
- * The command line of the copy of this package that a module imports, when it is not this one: what the module registers
- * lies in that copy, and its classes are not ours.
+ * The command line of the copy of this package that a module imports, if that is not this copy. What the module
+ * registers is then in that copy, and its classes are not ours. Undefined if the module imports this copy, or none.
  */
 function cliOf(path: string): string | undefined {
   try {
@@ -155,7 +158,7 @@ function cliOf(path: string): string | undefined {
     const its = realpathSync(join(dirname(manifest), bin['technocore-rpc']));
     return dirname(its) === dirname(realpathSync(fileURLToPath(import.meta.url))) ? undefined : its;
   } catch {
-    // It can import none.
+    // The module cannot import this package at all.
     return undefined;
   }
 }
@@ -163,16 +166,16 @@ function cliOf(path: string): string | undefined {
 const OFFERS = 'functions (params, context) => result, or `methods`, a Map or an object of them, or `tools`, a Map';
 
 /**
- * What a module exports, once it is loaded.
+ * Loads a module, and returns what it exports.
  *
- * @throws Usage it cannot be loaded, or waits for a server of its own, which ends with us
+ * @throws a {@link Usage} if it cannot be loaded, or awaits a `serve` of its own, which would end only with the process
  */
 async function loaded(path: string, file: string, args: Args): Promise<Record<string, unknown>> {
   let late: NodeJS.Timeout | undefined;
   const stuck = new Promise<never>((_, reject) => {
     late = setTimeout(() => {
       const advice = `a module must not serve by itself, but export or register what to serve: ${OFFERS}`;
-      // Others may have much to load.
+      // Any other module may just be slow to load.
       if (/\bawait\s+(\w+\.)?serve\s*\(/.test(readFileSync(path, 'utf8')))
         reject(new Usage(`${file} waits for its own serve(): ${advice}`));
       else args.remark('loading', `${file} is still loading; ${advice}`);
@@ -190,8 +193,9 @@ const functionsIn = (value: unknown): [name: string, handler: Handler][] => {
 };
 
 /**
- * What a module offers: its `methods` (a Map, or an object of functions), else each function that it exports, and what it
- * registers in ours. What its default export holds, as that of a CommonJS module does, counts as exported.
+ * The methods and tools that a module offers: its export `methods` (a Map, or an object of functions), or else every
+ * function it exports; its export `tools`; and all that it registers in this copy of the package. The members of its
+ * default export count as exports, for the sake of CommonJS modules.
  */
 async function offered(
   path: string,
@@ -199,7 +203,7 @@ async function offered(
   args: Args,
 ): Promise<{ methods: Map<string, Handler>; tools: Map<string, Tool> }> {
   const before = methods.size + tools.size;
-  // Newer releases of Node show under the other name what `default` shows.
+  // Newer releases of Node repeat `default` of a CommonJS module as `module.exports`.
   const { default: main, 'module.exports': _, ...named } = await loaded(path, file, args);
   const whole: Record<string, unknown> = { ...(isObject(main) && main), ...named };
   const own = [...functionsIn(main), ...functionsIn(named)];
@@ -220,7 +224,7 @@ async function served(args: Args): Promise<number> {
   const path = resolve(file);
   const its = cliOf(path);
   if (its !== undefined) {
-    // It finds the same arguments, and leaves its exit code there.
+    // It reads the same `process.argv`, and sets `process.exitCode`.
     await import(pathToFileURL(its).href);
     return Number(process.exitCode);
   }
@@ -276,7 +280,7 @@ async function serveOffered(
   return isReady ? EXIT.ok : EXIT.interrupted;
 }
 
-/** `serve`. */
+/** The command `serve`. */
 export const serveCommands: Record<string, Command> = {
   serve: {
     args: '<module>',

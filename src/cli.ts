@@ -1,6 +1,6 @@
 #!/usr/bin/env node
 /**
- * The command line: arguments in, lines out, nothing else.
+ * The command line: finds the command that the arguments name, runs it, and turns errors into exit codes.
  *
  * @module
  */
@@ -14,7 +14,7 @@ import { parleyCommands } from './cli-parley.ts';
 import { roomCommands } from './cli-rooms.ts';
 import { serveCommands } from './cli-serve.ts';
 
-/** By name, which may be of two words. */
+/** All commands by name; a name may consist of two words. */
 const commands: Record<string, Command> = {
   ...localCommands,
   ...keyCommands,
@@ -25,7 +25,7 @@ const commands: Record<string, Command> = {
   ...mcpCommands,
 };
 
-/** The verb that arguments begin with, and the rest of them. */
+/** Splits the arguments into the name of the command and the rest. @throws a {@link Usage} if there is no such command */
 function find(argv: string[]): [name: string, args: string[]] {
   for (const length of [2, 1]) {
     const name = argv.slice(0, length).join(' ');
@@ -39,7 +39,9 @@ function find(argv: string[]): [name: string, args: string[]] {
 const HELP = ['help', '--help', '-h'];
 const VERSION = ['--version', '-v', '-V'];
 
-/** The help that arguments ask for which name no single command: that of all, or of those that begin with one word. */
+/**
+ * The overview that arguments ask for: of all commands, or of a group such as `mcp`. Undefined if they name one command.
+ */
 function helpFor(argv: string[]): string | undefined {
   const [group, second] = HELP.includes(argv[0]!) ? argv.slice(1) : argv;
   if (group === undefined || HELP.includes(group)) return overview(commands);
@@ -80,17 +82,19 @@ async function main(argv: string[]): Promise<number> {
 }
 
 const argv = process.argv.slice(2);
-/** As far as arguments tell that may be wrong; what stands after `--` is for another program. */
+/**
+ * Whether `--json` was given, judged without parsing, since the arguments may be wrong. Those after `--` are not ours.
+ */
 const isJson = (argv.includes('--') ? argv.slice(0, argv.indexOf('--')) : argv).includes('--json');
 
-// A reader may have enough before we are done. That the rest could not be written, to a full disk say, is a failure.
+// A reader such as `head` may quit early, which is fine. Any other write error, such as a full disk, is a failure.
 process.stdout.on('error', (cause: NodeJS.ErrnoException) => {
   if (cause.code === 'EPIPE') process.exit(EXIT.ok);
   const message = `the output could not be written: ${cause.message}`;
   tell(isJson ? json({ code: 'failed', message }, true) : message);
   process.exit(EXIT.failed);
 });
-// Whoever read what is told beside the result may leave; a server goes on without them.
+// A reader of stderr may quit; a server goes on without one.
 process.stderr.on('error', () => {});
 
 try {

@@ -1,6 +1,6 @@
 /**
- * The part of the demo that is A2A: an agent in the callee takes a task, asks back and delivers; and two workers want to
- * begin the same task.
+ * The part of the demo that is A2A: an agent in the callee takes a task, asks for input and delivers; then two workers
+ * compete for the same task.
  *
  * @module
  */
@@ -21,7 +21,7 @@ import {
   TechnocoreError,
 } from './technocore-rpc.ts';
 
-/** The callee's agent, and a worker of tasks that whoever asks may send it after. */
+/** The methods of the agent in the callee, and of a worker that starts any task it is told to. */
 export function demoAgent(): Map<string, Handler> {
   const { methods } = a2aAgent(
     async (message, task) => {
@@ -41,7 +41,7 @@ async function begin(taskId: string, o: Options): Promise<string> {
   return 'working';
 }
 
-/** An item of a stream in words. */
+/** An item of a task stream in words. */
 function wordsOf({ task, statusUpdate, artifactUpdate }: A2AItem): string {
   if (artifactUpdate) return `artifact “${artifactUpdate.artifact.name}”: ${a2aText(artifactUpdate.artifact)}`;
   const { state, message } = (task ?? statusUpdate!).status;
@@ -50,7 +50,7 @@ function wordsOf({ task, statusUpdate, artifactUpdate }: A2AItem): string {
 
 type Play = () => Promise<[ok: boolean, outcome: string, lines?: string[]]>;
 
-/** The caller's scenes. */
+/** Plays the scenes of the caller. */
 export async function a2aScenes(
   scene: (title: string, play: Play) => Promise<void>,
   mailbox: string,
@@ -90,7 +90,10 @@ export async function a2aScenes(
   });
 }
 
-/** What was there, as told to who lost: by the service, or by the callee, which had it from there. */
+/**
+ * What the loser of a race is told to have been there instead: by the service itself, or by the callee, which passes it
+ * on.
+ */
 function actualOf(cause: unknown): string {
   if (cause instanceof RpcError) return String((cause.rpc.data as { actual?: string } | undefined)?.actual);
   return TechnocoreError.is(cause) ? String((cause as { actual?: string }).actual ?? cause.message) : String(cause);

@@ -1,5 +1,5 @@
 /**
- * The part of the demo that is MCP: tools that live in the callee, used by the caller as if they were its own.
+ * The part of the demo that is MCP: tools that run in the callee, and that the caller uses like local ones.
  *
  * @module
  */
@@ -15,7 +15,7 @@ import {
   tool,
 } from './technocore-rpc.ts';
 
-/** What the callee says of itself. */
+/** How the callee describes itself. */
 export const about = {
   serverInfo: { name: 'demo-callee', version: '1.0.0' },
   instructions: 'Ask before you book.',
@@ -25,7 +25,7 @@ const NUMBERS = { type: 'object', properties: { a: { type: 'number' }, b: { type
 const TABLE = { type: 'object', properties: { guests: { type: 'integer', minimum: 1 } }, required: ['guests'] };
 const HOUR = { type: 'object', properties: { hour: { type: 'integer' } }, required: ['hour'] };
 
-/** The callee's tools: those that every server has, and its own. */
+/** The tools of the callee: the registered ones, which every server has, and its own. */
 export function demoTools(): Map<string, Tool> {
   const tools = new Map(builtin);
   const readOnly = { tools, annotations: { readOnlyHint: true } };
@@ -94,7 +94,7 @@ const textOf = ({ content: [block] }: ToolResult): string => (block?.type === 't
 
 type Play = () => Promise<[ok: boolean, outcome: string, lines?: string[]]>;
 
-/** The caller's scenes. */
+/** Plays the scenes of the caller. */
 export async function mcpScenes(
   scene: (title: string, play: Play) => Promise<void>,
   mailbox: string,

@@ -1,6 +1,6 @@
 /**
- * The part of the demo that is a parley: one process opens a channel, a link goes to another one by hand, and the two
- * talk and agree through a relay that can read none of it.
+ * The part of the demo that is a parley: one process opens a channel, its link is handed to another, and the two talk
+ * and agree through a relay that can read none of it.
  *
  * @module
  */
@@ -8,7 +8,7 @@ import type { ChildProcess } from 'node:child_process';
 import { once } from 'node:events';
 import { HttpRelay, Identity, Session } from './parley.ts';
 
-/** How it went, as one side saw it. */
+/** The course of the parley as one side saw it. */
 interface Side {
   own: string;
   other: string;
@@ -48,7 +48,7 @@ function begin(relay: string): { session: Session; end(side: Pick<Side, 'heard' 
   return { session, end };
 }
 
-/** Opens the channel, answers what it is asked. */
+/** Plays the opener: opens the channel, and answers what it is asked. */
 export async function opener(relay: string): Promise<void> {
   const { session, end } = begin(relay);
   process.send?.({ link: (await session.open('when and where')).url() });
@@ -61,7 +61,7 @@ export async function opener(relay: string): Promise<void> {
   end({ heard, outcome });
 }
 
-/** Joins by the link, asks, and closes with the outcome. */
+/** Plays the joiner: joins by the link, asks, and closes with the outcome. */
 export async function joiner(relay: string): Promise<void> {
   const { session, end } = begin(relay);
   const [{ link }] = (await once(process, 'message')) as [{ link: string }];
@@ -78,7 +78,7 @@ export async function joiner(relay: string): Promise<void> {
 }
 
 /**
- * Plays both parts.
+ * Stages the parley with both parts, each in a process of its own.
  *
  * @param play starts the process of a part
  * @returns whether both sides saw the same

@@ -1,6 +1,6 @@
 /**
- * The demo: an embedded service in this process, a callee in a second, a caller in a third. Neither of the two accepts a
- * connection; all they do is requests to the service. A customer of the library like any other.
+ * The demo: an embedded service in this process, a callee in a second one, and a caller in a third. Callee and caller
+ * accept no connections; they only send requests to the service. The demo uses the public API alone.
  *
  * @module
  */
@@ -12,23 +12,23 @@ import { joiner, opener, parley } from './demo-parley.ts';
 import { createLocalService } from './local.ts';
 import { call, type Handler, RpcError, Signer, say, serve, TechnocoreError } from './technocore-rpc.ts';
 
-/** One line of the demo, as the caller reports it. */
+/** A scene of the demo, as the caller reports it. */
 interface Scene {
   title: string;
-  /** What came of it, in words. */
+  /** The result in words. */
   outcome: string;
-  /** More of it, in lines of their own. */
+  /** Further lines to print below. */
   lines: string[];
   ok: boolean;
-  /** HTTP requests of the caller, and the time it took. */
+  /** The number of HTTP requests the caller made; `ms` is the time they took. */
   requests: number;
   ms: number;
 }
 
-/** A message from a child of the demo. */
+/** A message from a child process of the demo. */
 type Report = { ready: string } | { scene: Scene } | { failed: string };
 
-/** The parts that the children play. */
+/** The parts that the child processes play. */
 export const parts: Record<string, (url: string, mailbox: string) => Promise<void>> = {
   callee,
   caller,
@@ -137,10 +137,10 @@ async function refused(answer: Promise<unknown>, code: number): Promise<[boolean
 // --- the stage ---------------------------------------------------------------------------------------------------
 
 /**
- * Plays the demo.
+ * Runs the demo.
  *
  * @param cli the program whose `demo --part <name> <url> <mailbox>` plays one part
- * @param o `json`: a line of JSON for each scene, and nothing else
+ * @param o with `json`, prints a line of JSON for each scene, and nothing else
  * @returns whether every answer was right
  */
 export async function demo(
@@ -151,7 +151,7 @@ export async function demo(
   const tell = json ? () => {} : print;
   const paint = (code: number, text: string): string => (colour ? `\x1b[${code}m${text}\x1b[0m` : text);
   const dim = (text: string): string => paint(2, text);
-  // Reads are woken in half-second steps, as the public service wakes them; its budgets would end 64 calls early.
+  // Reads wake in steps of half a second, like those of the public service, whose rate limits would cut 64 calls short.
   const limits = { readsPerMinute: 1e6, writesPerMinute: 1e6, newRoomsPerDay: 1e6, wakeStepMs: 500 };
   const service = createLocalService({ limits });
   const { url, close } = await service.listen();

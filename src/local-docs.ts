@@ -1,6 +1,6 @@
 /**
- * The documents of the local service: what it is, what it enforces, how it is used. Their shapes are the real
- * service's, their words are ours.
+ * The documents of the local service, such as its limits and its manual. They have the structure of those of the real
+ * service, but our own wording.
  *
  * @module
  */
@@ -10,7 +10,7 @@ import { MAX_NOTE, MAX_TEXT } from './frames.ts';
 import type { Limits } from './local-limits.ts';
 import { type Incoming, MAX_BODY, type Outgoing, type Profile, plain } from './local-wire.ts';
 
-/** Documents by path. */
+/** The documents by path, each as a function that answers a request. */
 export type Documents = Map<string, (request: Incoming) => Outgoing>;
 
 const NAME_PATTERN = '^[a-z0-9][a-z0-9_-]{0,47}$';
@@ -91,7 +91,7 @@ const LATER_OPERATIONS: Record<string, string> = {
   '/r/{room}/export': 'All that a room holds',
 };
 
-/** True when `text/markdown` is named and not liked less than plain text. */
+/** Whether an `Accept` header names `text/markdown`, with a quality not below that of plain text. */
 function wantsMarkdown(accept: string): boolean {
   const ranges = accept
     .toLowerCase()

@@ -1,5 +1,5 @@
 /**
- * The list of rooms, with what it says about how alive they are.
+ * The list of rooms of the local service, with its figures about how active they are.
  *
  * @module
  */
@@ -33,14 +33,14 @@ function age(seconds: number): string {
 
 const share = (part: number, whole: number): number => Math.round((part / whole) * 1e4) / 1e4;
 
-/** How many of the newest messages were written by one writer in a row. */
+/** How many messages in a row, up to the newest, have the same writer. */
 function newestRun(writers: string[]): number {
   let run = 0;
   while (run < writers.length && writers.at(-1 - run) === writers.at(-1)) run++;
   return run;
 }
 
-/** The newest `most` listed rooms: as JSON, and as text without its last newline. */
+/** The `most` recently active rooms that may be listed: as JSON, and as text without its last newline. */
 export function listing(
   modern: boolean,
   limits: Limits,

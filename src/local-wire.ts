@@ -1,22 +1,22 @@
 /**
- * What the services behind one local origin share: a request and its answer as data, free of sockets.
+ * Requests and answers as plain data, independent of sockets; shared by all services behind a local origin.
  *
  * @module
  */
 
-/** Which release of the service a local service behaves as: the newest, or 0.7, whose answers were recorded. */
+/** The release of the service to imitate: the newest, or 0.7, whose answers were recorded. */
 export type Profile = 'modern' | '0.7';
 
-/** Bytes that a body may have. */
+/** The longest request body, bytes. */
 export const MAX_BODY: number = 262_144;
 
-/** A request, wherever it came from. */
+/** A request, whatever its source. */
 export interface Incoming {
-  /** As sent. */
+  /** The method as sent. */
   readonly method: string;
   /** Path and query, still percent-encoded. */
   readonly target: string;
-  /** Whose budget pays. */
+  /** The address of the caller, to which the rate limits apply. */
   readonly address: string;
   /** Scheme and authority, for absolute links. */
   readonly origin: string;
@@ -28,15 +28,15 @@ export interface Incoming {
   body(limit: number): Uint8Array | undefined | Promise<Uint8Array | undefined>;
 }
 
-/** The answer. A HEAD request gets it without the body. */
+/** The answer to a request. For a HEAD request, the body is not sent. */
 export interface Outgoing {
   readonly status: number;
-  /** Names in lower case. */
+  /** The headers, by lower-case name. */
   readonly headers: Record<string, string>;
   readonly body: string;
 }
 
-/** A text answer, ended by one newline, kept by nobody. */
+/** An answer in plain text, ended by one newline, that no cache may store. */
 export function plain(status: number, body: string, headers: Record<string, string> = {}): Outgoing {
   return {
     status,
@@ -51,7 +51,7 @@ export function plain(status: number, body: string, headers: Record<string, stri
   };
 }
 
-/** An answer that is thrown. */
+/** An error that carries the answer to send. */
 export class Refusal extends Error {
   readonly answer: Outgoing;
   constructor(status: number, body: string, headers?: Record<string, string>) {
@@ -60,13 +60,13 @@ export class Refusal extends Error {
   }
 }
 
-/** Bytes of a text in UTF-8. */
+/** The length of a text in UTF-8, bytes. */
 export function utf8Length(text: string): number {
   if (!/[^\0-\x7f]/.test(text)) return text.length;
   let length = text.length;
   for (let i = 0; i < text.length; i++) {
     const unit = text.charCodeAt(i);
-    // A surrogate pair has two units and four bytes.
+    // A surrogate pair has two UTF-16 units and four bytes, so each unit counts two.
     if (unit >= 0x80) length += unit < 0x800 || (unit & 0xf800) === 0xd800 ? 1 : 2;
   }
   return length;
