@@ -147,6 +147,18 @@ export function check32(key: Uint8Array, what: string): Uint8Array {
   return key;
 }
 
+/**
+ * Returns the bytes if they are some. As bytes, any text is as many zeros as it has characters.
+ *
+ * @param what what they are, for the error message
+ * @throws a {@link BadKey} if not
+ */
+export function checkBytes(bytes: Uint8Array, what: string): Uint8Array {
+  if (!(bytes instanceof Uint8Array))
+    throw new BadKey(`${what} is a Uint8Array: of a text, new TextEncoder().encode(text)`);
+  return bytes;
+}
+
 // Node 20 reads JWK 8 to 15 times as fast as DER. It wants an `x` beside `d` and computes its own; Node 26 compares the
 // two and refuses this one, and there DER is as fast.
 function nativePrivateKey(crypto: NodeCrypto, crv: 'Ed25519' | 'X25519', key: Uint8Array): [KeyObject, Uint8Array] {

@@ -6,7 +6,17 @@
  * @module
  */
 import { concat, utf8 } from './bytes.ts';
-import { type Aead, chachaPoly, check32, hkdfSha256, hmacSha256, randomBytes, sha256, x25519 } from './crypto.ts';
+import {
+  type Aead,
+  chachaPoly,
+  check32,
+  checkBytes,
+  hkdfSha256,
+  hmacSha256,
+  randomBytes,
+  sha256,
+  x25519,
+} from './crypto.ts';
 import { BadKey, BadNonce, DecryptError, HandshakeFailed } from './errors.ts';
 
 /** An X25519 key pair (RFC 7748), as a handshake needs it: an {@link Identity}, or your own. */
@@ -161,14 +171,14 @@ export class Handshake {
     this.#ephemeral = () => fixed ?? (o.random ?? randomBytes)(32);
     this.#state = new State();
     this.#state.rs = initiator ? check32(o.remote!, 'a public key').slice() : undefined;
-    this.#state.mixHash(o.prologue);
+    this.#state.mixHash(checkBytes(o.prologue, 'a prologue'));
     this.#state.mixHash(this.#state.rs ?? o.identity.publicKey);
   }
 
   /**
    * Makes the end that writes first.
    *
-   * @throws `BadKey` if `psk` or `remote` does not have 32 bytes
+   * @throws `BadKey` if `psk` or `remote` does not have 32 bytes, or `prologue` is no bytes
    */
   static initiator(o: HandshakeOptions): Handshake {
     return new Handshake(o, true);
@@ -177,7 +187,7 @@ export class Handshake {
   /**
    * Makes the end that reads first.
    *
-   * @throws `BadKey` if `psk` does not have 32 bytes
+   * @throws `BadKey` if `psk` does not have 32 bytes, or `prologue` is no bytes
    */
   static responder(o: HandshakeOptions): Handshake {
     return new Handshake(o, false);

@@ -5,7 +5,7 @@
  * @module
  */
 import { concat, toBase64url, toHex, utf8, withPlus } from './bytes.ts';
-import { check32, randomBytes, sha256, type X25519Key, x25519 } from './crypto.ts';
+import { check32, checkBytes, randomBytes, sha256, type X25519Key, x25519 } from './crypto.ts';
 import { BadInvite, BadKey, DecryptError, TechnocoreError } from './errors.ts';
 import { isObject } from './frames.ts';
 import type { KeyPair } from './noise.ts';
@@ -49,10 +49,10 @@ export class Identity implements KeyPair {
    * Makes the identity that belongs to a seed, as the MCP program of the Go package derives it.
    *
    * @param seed any bytes, at least one. Whoever can guess them has the identity
-   * @throws `BadKey` if the seed is empty
+   * @throws `BadKey` if the seed is empty, or no bytes
    */
   static fromSeed(seed: Uint8Array): Identity {
-    if (!seed?.length) throw new BadKey('the seed is empty');
+    if (checkBytes(seed, 'a seed').length === 0) throw new BadKey('the seed is empty');
     return new Identity(sha256(concat(utf8('parley:identity-key:v1\0'), seed)));
   }
 

@@ -43,6 +43,12 @@ describe('core vectors', () => {
       }
     });
   }
+  test('a text is no seed: as bytes, all texts of one length are the same', () => {
+    for (const text of ['correct horse', '', '123', { length: 3 }, undefined] as any[])
+      expect(() => Identity.fromSeed(text)).toThrow(code('bad_key'));
+    const o = { psk: Secret.generate().psk(), identity: Identity.generate(), prologue: 'text' as any };
+    expect(() => Handshake.responder(o)).toThrow(code('bad_key'));
+  });
   for (const v of core.node_ids) {
     test(`node id: ${v.name}`, () => {
       if (v.public_hex !== null) expect(toHex(sha256(hex(v.public_hex)))).toBe(v.node_id_hex);
