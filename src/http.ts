@@ -126,7 +126,7 @@ export function meansOf(o: Options): Transport {
 }
 
 /** The address of a service without the user name and password that may be in it, for messages. */
-export const shownBase = (base: string): string => base.replace(/^(\w*:?\/*)[^/]*@/, '$1');
+export const shownBase = (base: string): string => base.replace(/^(\w*(?!\w):?\/*)[^/]*@/, '$1');
 
 /** The value that all transports to one service share under `key`; made at first use. */
 export function sharedOf<T>(t: Transport, key: object, make: () => T): T {

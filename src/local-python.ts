@@ -56,7 +56,7 @@ export function secondsOf(text: string | undefined): number {
     .trim()
     .replace(/(?<=\d)_(?=\d)/g, '');
   if (/^\+?inf(inity)?$/i.test(plain)) return Number.POSITIVE_INFINITY;
-  return /^\+?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(plain) ? Number(plain) * 1000 : 0;
+  return /^\+?(\d+(?:\.\d*)?|\.\d+)(e[+-]?\d+)?$/i.test(plain) ? Number(plain) * 1000 : 0;
 }
 
 /** A float as Python prints it. */

@@ -21,6 +21,7 @@ import {
   retryAfterMs,
   retrying,
   sharedOf,
+  shownBase,
   transportOf,
 } from '../src/http.ts';
 import { broken, faker, faulty, isGone, run, until, world } from './support.ts';
@@ -556,6 +557,18 @@ describe('orAbort', () => {
     await expect(orAbort(Promise.reject(e), user.signal)).rejects.toBe('y');
     await settled();
   });
+});
+
+test('an address is shown without a name and a password, however long it is', () => {
+  for (const [base, shown] of [
+    ['https://ann:secret@example.org/a@b', 'https://example.org/a@b'],
+    ['https://ann@example.org', 'https://example.org'],
+    ['ann:secret@example.org', 'ann:example.org'],
+    ['https://example.org/a@b', 'https://example.org/a@b'],
+  ] as const)
+    expect(shownBase(base)).toBe(shown);
+  const long = 'a'.repeat(2_000_000);
+  expect(shownBase(long)).toBe(long);
 });
 
 describe('onAbort', () => {

@@ -129,4 +129,8 @@ it('gives a text up in linear time', () => {
   // Quadratic, it would run for hours and hit the time limit.
   for (const text of [`{"x":"${'\\"'.repeat(2e6)}`, '"'.repeat(4e6 - 1), `{"x":${'1_'.repeat(2e6)}`])
     expect(() => parsePython(text)).toThrow(SyntaxError);
+  for (const text of ['0'.repeat(4e6), '1_'.repeat(2e6), ' '.repeat(4e6), '.'.repeat(4e6), '1.'.repeat(2e6)]) {
+    expect(secondsOf(`${text}!`)).toBe(0);
+    expect(cursorOf(`${text}!`)).toBe(undefined);
+  }
 });
