@@ -227,7 +227,7 @@ const isSettled = ({ status: { state } }: A2ATaskView): boolean => isTerminal(st
  * @param said the message: a text, or parts
  * @param signer the caller's key, to which the task then belongs
  * @param o `taskId` to continue a task; see {@link A2ASendOptions}
- * @returns the task, or a message alone; a stranger's
+ * @returns the task, or a message alone; untrusted, like all that an agent sends
  * @throws an {@link RpcError} if the agent refuses: code -32001 for an unknown task, -32004 if the task has ended, -32005
  * for a media type that it does not take …
  * @throws a {@link TechnocoreError} `bad_response` if the answer is malformed

@@ -146,7 +146,7 @@ const isCard03 = isShaped<any>(
 );
 
 /**
- * Checks a stranger's card. A card of A2A 0.3 is converted to 1.0.
+ * Checks an untrusted card. A card of A2A 0.3 is converted to 1.0.
  *
  * @param value anything
  * @returns the card

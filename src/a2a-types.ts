@@ -138,7 +138,7 @@ class Misfit extends Error {
   }
 }
 
-/** Checks a stranger's value, and returns the members that are known. */
+/** Checks an untrusted value, and returns the members that are known. */
 export type Check<T> = (value: unknown, at: string) => T;
 
 const expect =

@@ -76,7 +76,7 @@ function proofOf(code: string, role: 'caller' | 'server', mailbox: string, serve
   );
 }
 
-/** Whether a stranger's value is the expected proof. */
+/** Whether an untrusted value is the expected proof. */
 function isProof(value: unknown, proof: string): boolean {
   return typeof value === 'string' && equalBytes(utf8(value), utf8(proof));
 }

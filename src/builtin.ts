@@ -40,7 +40,7 @@ export interface Census {
   notes: { total: number; capacity: number };
   /** Bytes that rooms take, and bytes they can take. */
   bytes: { used: number; capacity: number };
-  /** The listed rooms written to last, as many as asked for. Names and topics are strangers' text. */
+  /** The listed rooms written to last, as many as asked for. Names and topics are untrusted text. */
   listed?: { room: string; topic: string | null }[];
 }
 
@@ -231,7 +231,7 @@ const DEFAULTS: DispatcherOptions = { methods, tools, layer: mcpLayer, nullId: t
  * cause a warning, as other implementations may refuse them
  * @param description for the model that chooses among tools
  * @param inputSchema JSON Schema 2020-12 of the arguments, `type: 'object'` at its root. Arguments that do not satisfy it
- * never reach `run`: the caller gets a result with `isError`. A `pattern` in it runs on strangers' text: one that takes
+ * never reach `run`: the caller gets a result with `isError`. A `pattern` in it runs on untrusted text: one that takes
  * exponential time, such as `^(a+)+$`, would let them stop the program
  * @param run does the work: see {@link ToolHandler}
  * @param o `tools`: the map in which to register, instead of the default {@link tools}

@@ -24,7 +24,7 @@ import type { Signer } from './signer.ts';
  * @param params an object or an array; undefined for none. The library adds members to an object's `_meta`. An array
  * requires that the caller has published `replyTo` with {@link publishIdentity}
  * @param signer the caller's key
- * @returns the `result` of the answer; a stranger's JSON, which `T` does not check
+ * @returns the `result` of the answer: untrusted JSON, which `T` does not check
  * @throws an {@link RpcError} if the other side answers with an error
  * @throws a {@link CallTimeout} if no answer comes within `timeoutMs`; its `reason` says what is known
  * @throws a {@link RateLimited} at once, with nothing sent, if the write budget of this address is spent and the

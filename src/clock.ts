@@ -79,7 +79,10 @@ export function following(signal: AbortSignal | undefined): { stop: AbortControl
   return { stop, forget: onAbort(signal, follow) };
 }
 
-/** The signals of {@link eitherOf} by what they follow, which takes note of each in some runtimes, for as long as it lives. */
+/**
+ * The signals of {@link eitherOf} by what they follow, which takes note of each in some runtimes, for as long as it
+ * lives.
+ */
 const pairs = new WeakMap<AbortSignal, WeakMap<AbortSignal, AbortSignal>>();
 
 /** A signal that aborts as soon as one of the two does, the same for the same two; undefined if neither is given. */

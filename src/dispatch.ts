@@ -166,7 +166,7 @@ export interface CallContext {
    * signal of its own.) A server does not learn that a plain call was given up: its deadline ends the handler.
    */
   readonly signal: AbortSignal;
-  /** The `_meta` member of the params, which is removed from them. A stranger's. */
+  /** The `_meta` member of the params, which is removed from them. Untrusted. */
   readonly meta: Record<string, unknown>;
   /**
    * How early the caller was first answered, among all callers: 0 for the first; Infinity if it never was. Where
@@ -194,7 +194,7 @@ export interface CallContext {
  * An async generator answers with several results under one id, for protocols that allow it, as A2A does: each value that
  * it yields is sent before it is asked for the next, and what it returns is the last.
  *
- * The first parameter holds the params of the request, without `_meta`. They are a stranger's JSON and have not been
+ * The first parameter holds the params of the request, without `_meta`. They are untrusted JSON and have not been
  * checked.
  */
 export type Handler = (params: any, context: CallContext) => unknown;

@@ -358,7 +358,7 @@ export interface SealedMessage {
   from: string;
   /** The decrypted text. */
   text?: string;
-  /** Why there is no text: the line is a stranger's, or was changed. */
+  /** Why there is no text: the line was not made with this key, or was changed. */
   error?: DecryptError;
 }
 

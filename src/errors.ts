@@ -179,7 +179,7 @@ export class BadState extends TechnocoreError {
 export class HttpError extends TechnocoreError {
   /** The HTTP status; 0 where a browser hides that of a redirect. */
   readonly status: number;
-  /** The response body, cut to 4,096 UTF-16 code units. It may quote strangers' text. */
+  /** The response body, cut to 4,096 UTF-16 code units. It may quote untrusted text. */
   readonly body: string;
   constructor(status: number, body: string, code: string = 'http', message?: string) {
     super(code, message ?? `the service answered ${body.slice(0, 300).trim() || status}`);
@@ -326,7 +326,7 @@ export class MayHaveLanded extends TechnocoreError {
  * 1002 (busy; `data.retryAfterMs`), 1003 (deadline passed), 1004 (denied) and 1005 (conflict; `data.actual`).
  */
 export class RpcError extends TechnocoreError {
-  /** The `error` member of the response. Of a remote error, a stranger's text. */
+  /** The `error` member of the response. Of a remote error, untrusted text. */
   readonly rpc: { code: number; message: string; data?: unknown };
   /**
    * @param code the JSON-RPC error code, an integer

@@ -16,7 +16,7 @@ import { learnLimits } from './service.ts';
 export interface Incoming {
   /** The writer, proved by a signature or by encryption; `''` if it is not proved. */
   readonly from: string;
-  /** The text, a stranger's; {@link decode} tells whether it is a frame. */
+  /** The text, untrusted; {@link decode} tells whether it is a frame. */
   readonly text: string;
   /** The room or session through which it came. */
   readonly room: string;

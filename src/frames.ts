@@ -18,7 +18,7 @@ export const MAX_NOTE = 8192;
 
 /** Any JSON value. */
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
-/** A decoded frame: a JSON object, or an array (a batch). Nothing inside has been checked; it is a stranger's. */
+/** A decoded frame: a JSON object, or an array (a batch). Untrusted: nothing inside has been checked. */
 export type Frame = { [key: string]: Json } | Json[];
 
 // Cs finds lone surrogates only: under the `u` flag a pair is one code point of another category.
@@ -193,7 +193,7 @@ function endOfString(text: string, start: number): number {
 }
 
 /**
- * `JSON.parse` for the text of a stranger.
+ * `JSON.parse` for untrusted text.
  *
  * @throws SyntaxError if the text is not JSON, or is long and nested more than 1,000 levels deep or has more than a
  * million values
@@ -228,7 +228,7 @@ const INTEGERS = { nonce: /* @__PURE__ */ integerOf('nonce'), seq: /* @__PURE__ 
  * @throws SyntaxError as {@link parseJson}
  */
 export function parseExact(text: string, name: 'nonce' | 'seq'): unknown {
-  // One replacement and no callback of ours: however long a stranger's text is, it costs only twice what parsing it does.
+  // One replacement and no callback of ours: however long an untrusted text is, it costs only twice what parsing it does.
   checkExtent(text);
   return JSON.parse(text.replace(INTEGERS[name], '$1"$2"'));
 }

@@ -2,7 +2,7 @@
  * The client side of MCP, revision 2026-07-28: the tools of another agent. There is no session. Each request says all
  * that it needs, and one whose answer is lost is asked again under a fresh id, or reported.
  *
- * What the other side sends is a stranger's: results are checked for their shape, and structured ones against the tool's
+ * What the other side sends is untrusted: results are checked for their shape, and structured ones against the tool's
  * output schema where that is known; lists and rounds are limited.
  *
  * @module
@@ -60,7 +60,7 @@ export type Answerer<T> = (params: any, context: InputContext) => T | Promise<T>
 
 /**
  * Answers to what a tool asks while it runs. Exactly the kinds for which there is a function are declared to the server.
- * The params are a stranger's.
+ * The params are untrusted.
  */
 export interface InputHandlers {
   /** Shows a person a form: `params.message` and `params.requestedSchema`. Never answer with secrets. */
@@ -85,9 +85,9 @@ export interface McpListOptions extends McpOptions {
 export interface McpCallOptions extends McpOptions {
   /** Answers to what the tool asks. Default: none, and a tool that must ask fails with code -32021. */
   onInput?: InputHandlers;
-  /** Called with progress; `done` rises. `message` is a stranger's text. */
+  /** Called with progress; `done` rises. `message` is untrusted text. */
   onProgress?: (done: number, total?: number, message?: string) => void;
-  /** Called with log lines. They are a stranger's. */
+  /** Called with log lines, which are untrusted. */
   onLog?: (level: LogLevel, data: Json, logger?: string) => void;
   /** The lowest level that `onLog` gets; default `info`. */
   logLevel?: LogLevel;
@@ -98,7 +98,7 @@ export interface McpCallOptions extends McpOptions {
   idempotent?: boolean;
 }
 
-/** What an MCP server says about itself: the result of {@link mcpDiscover}. A stranger's. */
+/** What an MCP server says about itself: the result of {@link mcpDiscover}. Untrusted. */
 export interface DiscoverResult {
   /** The MCP revisions that it supports, such as `2026-07-28`. */
   supportedVersions: string[];
@@ -269,7 +269,7 @@ function isTool(value: unknown): value is Tool {
  *
  * @param to the server's mailbox, DID or {@link Channel}
  * @param signer the caller's key
- * @returns the tools in the server's order; names, descriptions and annotations are a stranger's
+ * @returns the tools in the server's order; names, descriptions and annotations are untrusted
  * @throws what {@link call} throws; {@link TechnocoreError} `bad_response` if the list is malformed or does not end
  */
 export async function mcpListTools(to: string | Channel, signer: Signer, o: McpListOptions = {}): Promise<Tool[]> {
@@ -342,7 +342,7 @@ async function readTools(peer: Peer): Promise<{ tools: Tool[]; ttlMs: number; sc
  * @param name the name of the tool, as the server lists it
  * @param args the arguments, an object; undefined for none
  * @param signer the caller's key
- * @returns the result, a stranger's. If a valid cached list has an output schema for the tool, `structuredContent`
+ * @returns the result; untrusted. If a valid cached list has an output schema for the tool, `structuredContent`
  * satisfies it
  * @throws an {@link RpcError} if the server refuses: code -32602 for an unknown tool, -32021 if the tool needs an answer
  * for which `o.onInput` has no function, -32022 for an unsupported MCP revision

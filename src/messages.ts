@@ -10,7 +10,7 @@ import { Unavailable } from './errors.ts';
 import { isObject, parseExact, parseJson, sweep } from './frames.ts';
 import { isNonce, publicKeyFromDid, verify } from './names.ts';
 
-/** One message of a room. Everything in it is a stranger's; {@link verifyMessage} tells whether `from` signed it. */
+/** One message of a room. Everything in it is untrusted; {@link verifyMessage} tells whether `from` signed it. */
 export interface Message {
   /** Position in the room: 1 for the first message, then rising. */
   seq: number;

@@ -249,7 +249,7 @@ export interface Message {
   text: string;
 }
 
-/** A message that arrived. Its text is a stranger's. */
+/** A message that arrived. Its text is untrusted. */
 export interface Received extends Message {
   /** The id of the sender, proved by the handshake. */
   from: NodeID;

@@ -80,7 +80,7 @@ export interface Peer {
   id?: NodeID;
   /** Its fingerprint, to be compared with what the person at the other end sees; empty while it is not known. */
   fingerprint: string;
-  /** What the channel is about, in the opener's words. For a joiner, a stranger's text. */
+  /** What the channel is about, in the opener's words. For a joiner, untrusted text. */
   topic: string;
   /** The state of the session. */
   state: State;

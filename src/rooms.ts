@@ -68,7 +68,7 @@ export async function readView(t: Transport, room: string, o: ReadOptions, signa
  * retried for up to 30 seconds, beyond `waitMs`.
  *
  * @param room the name of the room
- * @returns the messages, oldest first; everything in them is a stranger's
+ * @returns the messages, oldest first; everything in them is untrusted
  * @throws a {@link BadName} if it is not the name of a room
  * @throws a {@link RateLimited} or {@link Unavailable} if the service could not be read within that time
  * @throws an {@link HttpError} if the service refuses

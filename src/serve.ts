@@ -482,7 +482,7 @@ class Server implements Listener {
     }
     const whole = batch !== undefined && !this.#dispatcher.batchable(batch);
     const invalid = whole ? [] : members.filter((_, i) => kinds[i] === 'invalid').slice(0, MAX_INVALID);
-    // An invalid frame is answered only if it names a reply room; any other is just a stranger's text.
+    // An invalid frame is answered only if it names a reply room; any other is just untrusted text.
     const wanted = requests.length > 0 || (named !== undefined && (invalid.length > 0 || whole));
     // Without a place for the answer nothing is run: the caller would take silence for failure, and ask again.
     const reply = wanted ? await this.#answering.to(m, named) : undefined;

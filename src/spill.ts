@@ -64,7 +64,7 @@ export interface Spill {
   /**
    * Reads a text that the other side stored.
    *
-   * @param ref the reference from the frame; a stranger's
+   * @param ref the reference from the frame; untrusted
    * @throws a {@link TechnocoreError} `spill_lost` if it is not there, or is not what was stored
    */
   get(ref: Json, signal?: AbortSignal): Promise<string>;
