@@ -170,9 +170,11 @@ export default defineConfig([
       // One file of declarations out of those that tsc wrote, so that whoever copies the code copies two files.
       const rollup = 'dist/vendor/technocore-rpc.d.ts';
       extract('vendor', { rollup: `<projectFolder>/${rollup}` });
-      // Behind most of the tags in comments it indents all that follows a little more.
+      // The header of a source file stays with the first declaration in it, unless an import stands between the two.
+      const input = readFileSync(rollup, 'utf8').replace(/\/\*\*(?:(?!\*\/)[\s\S])*@module\s*\*\/\s*/g, '');
+      // Behind most of the tags in comments, api-extractor indents all that follows a little more.
       const biome = ['format', '--stdin-file-path=vendor.d.ts'];
-      writeFileSync(rollup, execFileSync('node_modules/.bin/biome', biome, { input: readFileSync(rollup) }));
+      writeFileSync(rollup, execFileSync('node_modules/.bin/biome', biome, { input }));
     },
   },
 ]);

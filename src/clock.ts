@@ -80,8 +80,8 @@ export function following(signal: AbortSignal | undefined): { stop: AbortControl
 }
 
 /**
- * The signals of {@link eitherOf} by what they follow, which takes note of each in some runtimes, for as long as it
- * lives.
+ * The signals of {@link eitherOf}, by the two that they follow. They are reused, since in some runtimes a signal
+ * remembers all that follow it for as long as it lives.
  */
 const pairs = new WeakMap<AbortSignal, WeakMap<AbortSignal, AbortSignal>>();
 

@@ -456,6 +456,7 @@ describe('the vendored file', () => {
     const lines = (await file('technocore-rpc.d.ts')).split('\n');
     expect(lines.length).toBeGreaterThan(3000);
     expect(lines.filter((line) => /^ {14}/.test(line) || line.length > 300)).toEqual([]);
+    expect(lines.filter((line) => line.includes('@module'))).toEqual([]);
   });
 
   test('imports nothing, and works alone in a folder', async () => {
