@@ -347,7 +347,8 @@ const PATHS = ['/.well-known/agent-card.json', '/.well-known/agent.json'];
  *
  * @param from a `did:key` (the card is in the DID's note), an origin such as `https://agent.example` (it is at the
  * well-known address), or the URL of the card
- * @returns the card; undefined if there is none. Whatever it says, of a DID that DID has signed it
+ * @returns the card; undefined if there is none. If `from` is a DID, it has signed the card. What the card claims is
+ * untrusted
  * @throws a {@link TechnocoreError} `bad_card` if what is there is not a valid card, or not signed by the DID, or is the
  * manifest of a room service
  * @throws a {@link BadName} if `from` is neither a DID nor an address

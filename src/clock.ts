@@ -40,12 +40,14 @@ interface Waiting {
 
 const waiting = new WeakMap<AbortSignal, Waiting>();
 
-/** Made apart from those who wait: their variables would live as long as the signal. */
+/**
+ * A function of its own, so that the listener captures no variables of a waiter: they would live as long as the signal.
+ */
 function makeWaiting(): Waiting {
   const runs = new Set<() => void>();
   const listener = (): void => {
     const all = [...runs];
-    // An aborted signal may be kept for long, and nothing that waited for it shall be kept with it.
+    // An aborted signal may live on for long; it must not keep alive what waited for it.
     runs.clear();
     for (const one of all) one();
   };
@@ -85,7 +87,10 @@ export function following(signal: AbortSignal | undefined): { stop: AbortControl
  */
 const pairs = new WeakMap<AbortSignal, WeakMap<AbortSignal, AbortSignal>>();
 
-/** A signal that aborts as soon as one of the two does, the same for the same two; undefined if neither is given. */
+/**
+ * A signal that aborts as soon as either of two does; for the same two, always the same signal. If only one is given,
+ * returns that one.
+ */
 export function eitherOf(a: AbortSignal | undefined, b: AbortSignal | undefined): AbortSignal | undefined {
   if (!a || !b) return a ?? b;
   const others = getOrMake(pairs, a, () => new WeakMap<AbortSignal, AbortSignal>());

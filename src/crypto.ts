@@ -148,10 +148,10 @@ export function check32(key: Uint8Array, what: string): Uint8Array {
 }
 
 /**
- * Returns the bytes if they are some. As bytes, any text is as many zeros as it has characters.
+ * Checks that a value is a `Uint8Array`, and returns it. A string would otherwise be read as that many zero bytes.
  *
- * @param what what they are, for the error message
- * @throws a {@link BadKey} if not
+ * @param what what the bytes are, for the error message
+ * @throws a {@link BadKey} if it is not one
  */
 export function checkBytes(bytes: Uint8Array, what: string): Uint8Array {
   if (!(bytes instanceof Uint8Array))

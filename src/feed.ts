@@ -297,7 +297,8 @@ export class Feed {
   }
 
   /**
-   * Another read of the room has shown that it was recreated: checks that before a read of ours hides it by having more.
+   * Checks whether the room was recreated, as some other read of it suggests. Once the new room has more messages than
+   * the old one, our own reads may no longer notice.
    */
   async recheck(signal: AbortSignal): Promise<void> {
     await this.#inTurn(async () => {

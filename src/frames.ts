@@ -160,9 +160,11 @@ export function decode(text: string): Frame | undefined {
 /** The deepest nesting that is read: code that copies, compares or writes the values recurses just as deep. */
 const MAX_DEPTH = 1000;
 
-/** The most values that are read of one text: each takes up to a hundred bytes, where its text may take three. */
+/**
+ * The most values in one text: a value takes up to a hundred bytes of memory, though its text may be three bytes long.
+ */
 const MAX_VALUES = 1 << 20;
-/** Shorter texts cannot hold so many. */
+/** Shorter texts cannot hold more than {@link MAX_VALUES} values. */
 const MANY_CHARS = 2 * MAX_VALUES;
 
 /** True for JSON text that is nested too deeply for code that works on its values, or holds too many of them. */
@@ -182,7 +184,7 @@ function isExcessive(text: string): boolean {
   return false;
 }
 
-/** Where the string that begins at a quote ends; where it does not, the length of the text. */
+/** The position of the closing quote of a string that begins at `start`; the length of the text if there is none. */
 function endOfString(text: string, start: number): number {
   for (let at = text.indexOf('"', start + 1); at > 0; at = text.indexOf('"', at + 1)) {
     let slashes = 0;

@@ -102,11 +102,11 @@ export function transportOf(o: Options = {}, address?: string): Transport {
 }
 
 /**
- * The same for what asks no service, and so has no use for an address, be it a wrong one: a clock, random bytes and a
- * listener. Nothing is shared.
+ * As {@link transportOf}, for functions that need a clock, random bytes or a listener, but no service. The address is
+ * not looked at, so a wrong one does not matter, and nothing is shared with other transports.
  */
 export function meansOf(o: Options): Transport {
-  // What is shared outlives a call: it must not hold on to the rest of the options, a signal or a ledger.
+  // A transport may outlive a call, so it must not hold on to the other options, such as a signal or a ledger.
   const { onEvent, random, fetch = globalThis.fetch, clock = systemClock, lane = 'auto' } = o;
   return {
     base: '',

@@ -25,7 +25,7 @@ export function repr(text: string): string {
   return out + quote;
 }
 
-// Digits of every script stand in runs of ten that begin with a zero.
+// In Unicode, the decimal digits of each script are ten consecutive code points, from zero to nine.
 const asciiDigits = (text: string): string =>
   text.replace(/(?![0-9])\p{Nd}/gu, (digit) => {
     const code = digit.codePointAt(0)!;
@@ -81,13 +81,13 @@ class PythonNumber {
 }
 
 const NUMBER = '\u0000number';
-/** Strings and numbers. A string without an end takes the rest, so that none is looked for in it again and again. */
+/** Strings and numbers. An unterminated string matches up to the end of the text, which keeps matching linear. */
 const TOKENS = /"[^"\\]*(?:\\.[^"\\]*)*"?|-?(?:Infinity|(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?)|NaN/gs;
 
 /**
  * JSON as Python 3's parser takes it: `NaN` and `Infinity` too, numbers with their spelling.
  *
- * @throws SyntaxError not JSON
+ * @throws SyntaxError if the text is not JSON
  */
 export function parsePython(text: string): unknown {
   const tagged = text.replace(TOKENS, (token) => (token[0] === '"' ? token : `{"\\u0000number":"${token}"}`));

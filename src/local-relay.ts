@@ -40,7 +40,7 @@ interface Channel {
   usedAt: number;
 }
 
-// Refusals are thrown as the answers that they are.
+// An error that carries the answer to send.
 class Refused extends Error {
   readonly status: number;
   constructor(status: number, words: string) {
@@ -278,7 +278,7 @@ function fieldsOf(body: Uint8Array): Map<string, unknown> {
 
 // Whatever follows the first value is ignored.
 function firstObject(text: string): string {
-  // A string without an end takes the rest: what is in it must not be tried as the beginning of another.
+  // An unterminated string matches up to the end of the text, which keeps matching linear.
   const tokens = /"[^"\\]*(?:\\.[^"\\]*)*"?|[{}[\]]/gs;
   let depth = 0;
   if (!/^[ \t\r\n]*\{/.test(text)) return text;

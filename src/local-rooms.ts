@@ -79,7 +79,7 @@ function indented(json: string): string {
   });
 }
 
-// The slashes at the end of a path. A pattern would be tried at each slash before them, too.
+// Removes the slashes at the end of a path. A pattern would take quadratic time for many slashes elsewhere.
 function withoutSlashes(path: string): string {
   let end = path.length;
   while (path[end - 1] === '/') end--;

@@ -71,7 +71,7 @@ const SAFE_NAME = /^[A-Za-z0-9_.-]{1,64}$/;
  * A name outside `A-Z a-z 0-9 _ . -`, or over 64 characters, is an event (`warning`), or a warning on the console.
  *
  * A `pattern` in a schema runs on what callers write: one that takes exponential time (`^(a+)+$`) would let them stop the
- * program. Whatever else a schema holds takes a bounded time.
+ * program. Everything else in a schema takes bounded time.
  *
  * Keep the definition below some 3,700 characters: a longer one does not fit into a message, and only callers that read
  * answers from notes see it in the list.

@@ -178,7 +178,7 @@ export class Handshake {
   /**
    * Makes the end that writes first.
    *
-   * @throws `BadKey` if `psk` or `remote` does not have 32 bytes, or `prologue` is no bytes
+   * @throws `BadKey` if `psk` or `remote` does not have 32 bytes, or `prologue` is not a `Uint8Array`
    */
   static initiator(o: HandshakeOptions): Handshake {
     return new Handshake(o, true);
@@ -187,7 +187,7 @@ export class Handshake {
   /**
    * Makes the end that reads first.
    *
-   * @throws `BadKey` if `psk` does not have 32 bytes, or `prologue` is no bytes
+   * @throws `BadKey` if `psk` does not have 32 bytes, or `prologue` is not a `Uint8Array`
    */
   static responder(o: HandshakeOptions): Handshake {
     return new Handshake(o, false);

@@ -49,7 +49,7 @@ export class Identity implements KeyPair {
    * Makes the identity that belongs to a seed, as the MCP program of the Go package derives it.
    *
    * @param seed any bytes, at least one. Whoever can guess them has the identity
-   * @throws `BadKey` if the seed is empty, or no bytes
+   * @throws `BadKey` if the seed is empty, or not a `Uint8Array`
    */
   static fromSeed(seed: Uint8Array): Identity {
     if (checkBytes(seed, 'a seed').length === 0) throw new BadKey('the seed is empty');

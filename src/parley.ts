@@ -154,7 +154,8 @@ interface Saved {
   frames: Incoming[];
 }
 
-// Shows that whoever holds the identity wrote this, so that nothing else in a saved state needs a check.
+// A MAC over a saved state, under a key that only the holder of the identity can derive. It makes further checks of the
+// state unnecessary.
 const proofOf = (text: string, identity: Identity): string =>
   toBase64url(hmacSha256(identity.shared(identity.publicKey), utf8(text)));
 
@@ -214,7 +215,7 @@ export class Session implements Channel {
   #idle = 0;
   #count = 0;
   readonly #junk = new Set<string>();
-  /** Handshake messages to pass over, which were tried in the answers before. */
+  /** The number of handshake messages to skip, since they were tried in earlier polls. */
   #tried = 0;
   readonly #listeners = new Set<Listener>();
   #pumping = false;
@@ -684,7 +685,7 @@ export class Session implements Channel {
         this.#http.onEvent({ kind: 'skipped', seq: `${seq}`, cause });
       }
     }
-    // After the last one the first are tried again: more may have come in between.
+    // After the last one, begin again with the first: others may have arrived between those already tried.
     this.#tried = tries > this.#tried + MAX_TRIES ? this.#tried + MAX_TRIES : 0;
     return keyed;
   }
