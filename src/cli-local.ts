@@ -4,8 +4,10 @@
  * @module
  */
 import { fileURLToPath } from 'node:url';
+import { getHeapStatistics } from 'node:v8';
 import { type Command, EXIT, print, tell, Usage } from './cli-kit.ts';
 import { demo, parts } from './demo.ts';
+import { MAX_NOTE } from './frames.ts';
 import { createLocalService, type Limits } from './local.ts';
 import { limitsOf } from './local-limits.ts';
 
@@ -38,6 +40,19 @@ function limitsFrom(texts: string[]): Partial<Limits> {
     limits[name] = Number(value);
   }
   return limits;
+}
+
+/**
+ * The limits of the public service that are too high for this process, which keeps everything in memory: rooms and notes
+ * may each take a quarter of what it can have.
+ */
+function memoryLimits({ roomBytesTotal, notes }: Limits): Partial<Limits> {
+  const share = Math.floor(getHeapStatistics().heap_size_limit / 4);
+  // A character takes four bytes at most.
+  return {
+    roomBytesTotal: Math.min(roomBytesTotal, share),
+    notes: Math.min(notes, Math.floor(share / (4 * MAX_NOTE))),
+  };
 }
 
 /** The commands `demo` and `local`. The demo runs its parts as processes of this same program. */
@@ -89,7 +104,7 @@ machine share, are printed to stderr; with --json, all limits are printed with t
       if (profile !== 'modern' && profile !== '0.7') throw new Usage('--profile takes modern or 0.7');
       const port = args.number('port', 0, 65_535) ?? 0;
       const given = { ...(args.has('unlimited') && UNLIMITED), ...limitsFrom(args.all('limit')) };
-      const limits = limitsOf(profile, given);
+      const limits = limitsOf(profile, { ...memoryLimits(limitsOf(profile)), ...given });
       const { url, close } = await createLocalService({ profile, limits }).listen(port, args.text('host'));
       print(args.json ? JSON.stringify({ url, limits }) : url);
       const budgets = budgetsIn(limits);

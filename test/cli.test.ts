@@ -938,6 +938,21 @@ test('local serves until Ctrl-C, with the limits it was given', async () => {
   expect((await done).code).toBe(0);
 });
 
+test('local keeps no more than its memory holds, unless it is told to', async () => {
+  const env = { NODE_OPTIONS: '--max-old-space-size=200' };
+  const limitsOf = async (...more: string[]) => {
+    const { run, child, done } = start(['local', '--json', ...more], { env });
+    await until(() => run.out.includes('\n'));
+    child.kill('SIGINT');
+    return JSON.parse((await done).out).limits;
+  };
+  const { roomBytesTotal, notes, roomRingBytes } = await limitsOf();
+  expect([roomBytesTotal / 2 ** 20, (notes * 32_768) / 2 ** 20].map((mb) => mb > 40 && mb < 100)).toEqual([true, true]);
+  expect(roomRingBytes).toBe(10 << 20);
+  const told = await limitsOf('--limit', 'notes=100000', '--limit', 'roomBytesTotal=5000000000');
+  expect(told).toMatchObject({ notes: 100_000, roomBytesTotal: 5e9 });
+});
+
 test.each([
   [[], '120 reads a minute, 30 writes a minute, 20 new rooms a day'],
   [['--unlimited', '--limit', 'writesPerMinute=7'], '7 writes a minute'],
