@@ -145,14 +145,14 @@ export async function a2aFindNotes(taskIds: Iterable<string>, o: A2ANoteOptions 
 /** Options of {@link a2aClaim}. */
 export interface A2AClaimOptions extends A2ANoteOptions {
   /**
-   * How long the lease counts without being renewed, in milliseconds, 1,000 to 3,600,000; default 60,000. Only then can
+   * How long the lease is valid without being renewed, in milliseconds, 1,000 to 3,600,000; default 60,000. Only then can
    * another worker take over the task.
    */
   leaseMs?: number;
 }
 
 const LEASE_MS = 60_000;
-/** The value of a lease: the attempt, how often it was renewed, and for how long it counts, ms. */
+/** The value of a lease: the attempt, how often it was renewed, and for how long it is valid, ms. */
 const LEASE = /^([\w-]{22}) \d+ (\d{4,7})$/;
 /** The beginning of the value of a lease that was released. */
 const FREE = 'free';
@@ -222,7 +222,7 @@ class Lease implements A2ALease {
     return this.#lost.signal;
   }
 
-  /** Takes the lease if it is free, or has not been renewed for as long as it counts. */
+  /** Takes the lease if it is free, or was not renewed within its duration. */
   async take(signal: AbortSignal | undefined): Promise<void> {
     const o = { ...this.#o, ...(signal && { signal }) };
     const { ns, key } = this.#path;
@@ -349,7 +349,7 @@ class Lease implements A2ALease {
 
 /**
  * Takes a lease: the right to work on a task that several workers share through notes. A lease that another worker holds
- * is watched for as long as it counts, and taken over if it is not renewed meanwhile; the clocks of the workers need not
+ * is watched for its whole duration, and taken over if it is not renewed meanwhile; the clocks of the workers need not
  * agree. The lease is renewed by itself until it is released.
  *
  * @param taskId the id of the task

@@ -44,17 +44,17 @@ export function drop(
 
 /** What listens to a {@link Channel}. Its methods must return soon and must not throw. */
 export interface Listener {
-  /** Takes each message in order, our own included. */
+  /** Called with each message, in order, our own included. */
   message(m: Incoming): void;
-  /** Tells that messages were lost before those delivered last. */
+  /** Called when messages were lost. Those after them may have been delivered already. */
   gap(gap: RingGap): void;
   /**
-   * Tells that the room was recreated. The messages of the new room come next.
+   * Called when the room was recreated, before the messages of the new room are delivered.
    *
-   * @param goesOn whether their `seq` goes on where that of the old room ended
+   * @param goesOn whether their `seq` continues from that of the old room
    */
   renewed?(goesOn: boolean): void;
-  /** Tells that nothing more will come, and why. */
+  /** Called with the reason when nothing more will come. */
   end(cause: unknown): void;
   /** How many messages are likely to come soon; default 0. The more, the longer reads let them gather. */
   expects?(): number;

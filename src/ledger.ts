@@ -35,8 +35,8 @@ export interface LedgerMessage {
    */
   nonce?: string;
   /**
-   * When it was written, in milliseconds since the epoch by the service's clock. Given if an earlier ledger, which is
-   * lost, may have known it.
+   * When it was written, in milliseconds since the epoch by the service's clock. Given if an earlier ledger, now
+   * lost, may have known the message.
    */
   at?: number;
   /**
@@ -84,7 +84,7 @@ export type Verdict =
 
 /** What a ledger decided about a message. */
 export interface Admission {
-  /** False for a message that was taken before: its notifications must not run again. */
+  /** False for a message that was admitted before: its notifications must not run again. */
   fresh: boolean;
   /** One decision for each request, in order. Requests that are `new` count as begun. */
   verdicts: Verdict[];
@@ -106,7 +106,7 @@ export interface Ledger {
   sent(from: string, id: string): void | Promise<void>;
   /** Forgets a request that was begun and of which nothing was executed. */
   forget(from: string, id: string): void | Promise<void>;
-  /** Tells the time. A server calls it twice a minute. */
+  /** Tells the ledger the time, so that it can let old entries expire. A server calls it twice a minute. */
   pass?(now: number): void;
   /** Releases what the ledger holds. A server never calls it: its owner does, after the server has ended. */
   close?(): void | Promise<void>;
