@@ -7,7 +7,7 @@
  *
  * @module
  */
-import { type BadState, checkObject, RpcError, TechnocoreError } from './errors.ts';
+import { type BadState, checkFunction, checkObject, RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json, MAX_TEXT, stringify } from './frames.ts';
 import type { Clock, Options } from './http.ts';
 import { getOrMake } from './maps.ts';
@@ -210,8 +210,7 @@ const STAYS_OPEN = Symbol.for('technocore-rpc.stays-open');
  * @throws a {@link TechnocoreError} `bad_option` if not
  */
 export function checkHandler(handler: unknown, method: string): void {
-  if (typeof handler === 'function') return;
-  throw new TechnocoreError('bad_option', `the handler of ${method} must be a function, not ${typeof handler}`);
+  checkFunction(handler, `the handler of ${method}`);
 }
 
 function marked(handler: Handler, mark: symbol): Handler {
@@ -491,6 +490,8 @@ class JsonRpc implements Dispatcher {
     this.#methods = o.methods ?? new Map();
     if (typeof this.#methods.get !== 'function')
       throw new TechnocoreError('bad_option', 'the option methods must be a Map of handlers by name');
+    if (o.tools !== undefined && typeof o.tools.get !== 'function')
+      throw new TechnocoreError('bad_option', 'the option tools must be a Map of tools by name');
   }
 
   /** Made at first use: most handlers never look at their signal. */

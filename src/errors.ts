@@ -79,6 +79,26 @@ export function checkObject<T extends object>(value: T, what: string = 'the opti
 }
 
 /**
+ * Returns the value if it is a function, which callers from JavaScript do not guarantee.
+ *
+ * @param what what the caller knows the value as, for the error message
+ * @throws a {@link TechnocoreError} `bad_option` if it is not
+ */
+export function checkFunction<T>(value: T, what: string): T {
+  if (typeof value === 'function') return value;
+  throw new TechnocoreError('bad_option', `${what} must be a function, not ${kindOf(value)}`);
+}
+
+/**
+ * Checks that options are functions, where they are given.
+ *
+ * @throws a {@link TechnocoreError} `bad_option` if one is not
+ */
+export function checkFunctions<T extends object>(o: T, names: readonly (keyof T & string)[]): void {
+  for (const name of names) if (o[name] !== undefined) checkFunction(o[name], `the option ${name}`);
+}
+
+/**
  * Returns the value if it is an object without any other members than these. A misspelt member, or an option passed in
  * the wrong argument, would otherwise be ignored without notice.
  *

@@ -88,14 +88,13 @@ function environmentUrl(): string | undefined {
  * @throws a {@link TechnocoreError} `bad_option` if the options are not an object
  */
 export function transportOf(o: Options = {}, address?: string): Transport {
-  checkObject(o);
+  const means = meansOf(o);
   const given = address ?? o.base;
   const base = checkText(given ?? environmentUrl() ?? DEFAULT_BASE, 'the option base').replace(/\/+$/, '');
   if (!/^https?:\/\/[^\s/?#]+(\/[^\s?#]*)?$/i.test(base) || !URL.canParse(base)) {
     const where = given === undefined ? 'TECHNOCORE_URL' : 'the option base';
     throw new BadName(shownBase(base), `${where} must be the URL of a service, like http://127.0.0.1:8080`);
   }
-  const means = meansOf(o);
   const clocks = getOrMake(worlds, means.fetch, () => new WeakMap<Clock, Map<string, Shared>>());
   const bases = getOrMake(clocks, means.clock, () => new Map<string, Shared>());
   return { ...means, base, shared: getOrMake(bases, base, () => new Map()) };
@@ -104,10 +103,12 @@ export function transportOf(o: Options = {}, address?: string): Transport {
 /**
  * As {@link transportOf}, for functions that need a clock, random bytes or a listener, but no service. The address is
  * not looked at, so a wrong one does not matter, and nothing is shared with other transports.
+ *
+ * @throws a {@link TechnocoreError} `bad_option` if the options are not an object
  */
 export function meansOf(o: Options): Transport {
   // A transport may outlive a call, so it must not hold on to the other options, such as a signal or a ledger.
-  const { onEvent, random, fetch = globalThis.fetch, clock = systemClock, lane = 'auto' } = o;
+  const { onEvent, random, fetch = globalThis.fetch, clock = systemClock, lane = 'auto' } = checkObject(o);
   return {
     base: '',
     fetch,

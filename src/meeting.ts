@@ -11,7 +11,7 @@ import { checkMailbox, type Incoming, type Listener, openMailbox, type SendOptio
 import { following } from './clock.ts';
 import { sha256 } from './crypto.ts';
 import { addresseeOf, e2eAccept, e2eOffer, isOffer, type SealedRoom } from './e2e.ts';
-import { BadName, CallTimeout, type RingGap, TechnocoreError } from './errors.ts';
+import { BadName, CallTimeout, checkFunction, checkFunctions, type RingGap, TechnocoreError } from './errors.ts';
 import { authorOf, drop, feedOf } from './feed.ts';
 import { compact } from './frames.ts';
 import { type Options, orAbort, retrying, type Transport, transportOf } from './http.ts';
@@ -228,6 +228,8 @@ export async function acceptSealed(
   const t = transportOf(o);
   checkSigner(signer);
   checkMailbox(mailbox);
+  checkFunction(run, 'what runs a session');
+  checkFunctions(o, ['allow', 'onReady']);
   const acceptor = new Acceptor(t, mailbox, signer, run, o);
   let leave: (() => void) | undefined;
   try {

@@ -234,7 +234,7 @@ export class Session implements Channel {
     this.#identity = identity;
     this.#relay = relay;
     this.#o = o;
-    this.#http = meansOf(checkObject(o));
+    this.#http = meansOf(o);
     const self = checkObject(identity, 'an identity').publicKey;
     const no = { present: false, joined: false, initiator: false };
     const none = { queue: [], outbox: [], inbox: [], frames: [] };

@@ -34,7 +34,7 @@ import {
   type JsonObject,
   rpcError,
 } from './dispatch.ts';
-import { type RingGap, TechnocoreError } from './errors.ts';
+import { checkFunction, checkFunctions, type RingGap, TechnocoreError } from './errors.ts';
 import { drop, feedOf } from './feed.ts';
 import { decode, encodeLong, isObject, type Json } from './frames.ts';
 import { healthOf, type Options, onAbort, sharedOf, shownBase, type Transport, transportOf } from './http.ts';
@@ -190,6 +190,7 @@ class Server implements Listener {
     this.#channel = isChannel(mailbox) ? mailbox : undefined;
     this.#room = this.#channel?.room ?? checkMailbox(mailbox as string);
     this.#self = this.#channel?.self ?? '';
+    checkFunctions(o, ['allow', 'replyPolicy', 'onReady']);
     const { methods, tools, serverInfo, instructions, pageSize, layer } = o;
     if (methods instanceof Map) for (const [name, handler] of methods) checkHandler(handler, name);
     const spill = this.#channel ? this.#channel.spill : { get: (ref: Json) => readSpilled(t, ref) };
@@ -206,8 +207,16 @@ class Server implements Listener {
       stateKey: signer.derive('mcp-state'),
     });
     this.#ledger = o.ledger ?? memoryLedger();
+    if (typeof this.#ledger.admit !== 'function')
+      throw new TechnocoreError(
+        'bad_option',
+        'the option ledger is no ledger; fileLedger returns a promise, so await it',
+      );
     const cursor = this.#channel ? undefined : o.cursor;
-    if (cursor) this.#checkLedger(o.ledger);
+    if (cursor) {
+      checkFunction(cursor.load, 'the option cursor: its load');
+      this.#checkLedger(o.ledger);
+    }
     const oldest = (): number | undefined => this.#share?.oldest;
     this.#underway = new Underway(t, this.#room, cursor && { store: cursor, oldest });
     this.#regulars = new Regulars(t.clock);

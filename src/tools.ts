@@ -4,7 +4,7 @@
  * @module
  */
 import { type CallContext, type JsonObject, type MakeLayer, toJson } from './dispatch.ts';
-import { TechnocoreError } from './errors.ts';
+import { checkFunction, checkText, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import type { Event } from './http.ts';
 import { compileSchema, type Schema } from './schema.ts';
@@ -169,6 +169,7 @@ export class ServedTool implements Tool {
   ) {
     this.layer = layer;
     const { outputSchema, idempotent, annotations, ...shown } = o;
+    checkText(description, 'the description of a tool');
     this.#input = compileSchema(inputSchema, 'input');
     this.#output = outputSchema && compileSchema(outputSchema, 'output');
     const root = this.#input.json?.['type'] ?? 'object';
@@ -190,7 +191,7 @@ export class ServedTool implements Tool {
     this.description = description;
     this.inputSchema = this.shown['inputSchema'] as JsonObject;
     Object.assign(this, this.shown);
-    this.#run = run;
+    this.#run = checkFunction(run, `the function of the tool ${name}`);
   }
 
   static of(tool: unknown): ServedTool | undefined {

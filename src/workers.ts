@@ -4,6 +4,7 @@
  * @module
  */
 import { onAbort } from './clock.ts';
+import { TechnocoreError } from './errors.ts';
 import { count } from './maps.ts';
 import { mostFor, type Ranks, Turns } from './turns.ts';
 
@@ -24,6 +25,7 @@ export class Workers {
    * @param regulars the keys that do not have to wait for new ones; some turns are left for them
    */
   constructor(concurrency: number, max: number, perKey: number = concurrency, regulars?: Ranks) {
+    if (!(concurrency >= 1)) throw new TechnocoreError('bad_option', 'the option concurrency must be a number from 1');
     this.#concurrency = concurrency;
     this.#regulars = regulars;
     this.#perKey = perKey;

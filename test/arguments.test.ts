@@ -36,7 +36,9 @@ const CALLS: [name: string, good: unknown[], run: (...args: any[]) => unknown][]
   ['publishIdentity', [alice], (a) => L.publishIdentity(a, {}, o)],
   ['resolveIdentity', [alice.did], (a) => L.resolveIdentity(a, o)],
   ['sweep', ['text'], (a) => L.sweep(a)],
-  ['tool', ['name'], (name) => L.tool(name, '', {}, () => 1, { tools: new Map() })],
+  ['tool', ['name', '', () => 1], (name, about, run) => L.tool(name, about, {}, run, { tools: new Map() })],
+  ['a2aAgent', [() => {}], (a) => L.a2aAgent(a, {})],
+  ['Identity.fromSeed', [key], (a) => parley.Identity.fromSeed(a)],
   ['mcpListTools', ['mb-p-x', alice], (...a) => L.mcpListTools(...a, reply)],
   ['mcpCallTool', ['mb-p-x', alice], (to, s) => L.mcpCallTool(to, 'tool', {}, s, reply)],
   ['a2aSend', ['mb-p-x', alice], (to, s) => L.a2aSend(to, 'hi', s, reply)],
@@ -45,8 +47,28 @@ const CALLS: [name: string, good: unknown[], run: (...args: any[]) => unknown][]
   ['e2eSeal', [key, 'text'], (...a) => L.e2eSeal(...a)],
   ['e2eSend', ['p-x', key, 'text'], (...a) => L.e2eSend(...a, o)],
   ['sealed', ['p-x', key, alice], (...a) => L.sealed(...a, o)],
-  ['acceptSealed', ['mb-p-x', alice], (to, s) => L.acceptSealed(to, s, () => {}, o)],
+  ['acceptSealed', ['mb-p-x', alice, () => {}], (...a) => L.acceptSealed(...a, o)],
 ];
+
+/** Options of servers that would silence one, or end it at the first message, were they taken as they are. */
+const SERVED: [name: string, wrong: unknown][] = [
+  ['allow', ['did:key:z']],
+  ['allow', 'did:key:z'],
+  ['replyPolicy', true],
+  ['onReady', 'ready'],
+  ['methods', { add: () => 1 }],
+  ['tools', []],
+  ['ledger', Promise.resolve(lib.memoryLedger())],
+  ['ledger', './ledger'],
+  ['cursor', './cursor'],
+  ['concurrency', 0],
+  ['concurrency', 'many'],
+];
+
+test.each(SERVED)('serve refuses the option %s: %j', async (name, wrong) => {
+  const error = { code: 'bad_option', message: expect.stringContaining(`the option ${name}`) };
+  await expect(L.serve('mb-p-x', alice, { ...o, [name]: wrong })).rejects.toMatchObject(error);
+});
 
 const info = { name: 'a', description: 'b', mailbox: 'mb-p-x', version: '1', skills: [{ name: 'echo' }] };
 const card = lib.a2aCard(info as any, o);
