@@ -121,8 +121,8 @@ class Agent implements A2AAgent, Shop {
   readonly #closing = new AbortController();
 
   constructor(handler: A2AHandler, card: Partial<A2ACardInfo>, o: A2AAgentOptions) {
-    // A card may have any members. But a store put there by mistake would be ignored, and its tasks lost with the
-    // process.
+    // A card may have any members, so a store that is put there by mistake would be ignored, and its tasks would be
+    // lost when the process ends.
     if ('store' in checkObject(card, 'the card'))
       throw new TechnocoreError('bad_option', 'a card has no store; options are a separate argument');
     checkObject(o);
@@ -145,7 +145,7 @@ class Agent implements A2AAgent, Shop {
   }
 
   #methods(): Map<string, Handler> {
-    // The store knows what it took; what it did not take was not begun.
+    // Safe to run again: if the first run began a task, the store finds it by the request.
     const open = (run: Handler): Handler => idempotent(staysOpen(run));
     const refuse = (reason: Parameters<typeof refusal>[0]): Handler =>
       idempotent(() => {
@@ -323,7 +323,7 @@ class Agent implements A2AAgent, Shop {
       }
     }
     for (const { text, raw, url, mediaType } of message.parts) {
-      // What a URL leads to nobody knows before he has been there.
+      // The type of what is at a URL is not known unless the message names it.
       const plain =
         text !== undefined ? 'text/plain' : raw !== undefined ? 'application/octet-stream' : 'application/json';
       const type = mediaType || (url === undefined && plain);
@@ -410,7 +410,7 @@ class Agent implements A2AAgent, Shop {
         await live.until(() => live.isSettled, wanted < 0 ? most : Math.min(wanted, most), stop.signal);
         release();
       } else if (isNew) {
-        // A handler that has its answer ready answers those who do not wait as well.
+        // If the handler has its answer ready at once, callers that do not wait get it, too.
         for (let step = 0; step < AT_ONCE && !live.isOver; step++) await undefined;
         await live.until(() => live.isOver || live.turns > turns, BEGIN_MS, context.signal);
       }
@@ -436,7 +436,7 @@ class Agent implements A2AAgent, Shop {
       this.#sent(sent, context, async (live, isNew) => {
         const watch = live.watch();
         if (isNew) this.#work(live);
-        // Should it become a message alone, no task must have been shown.
+        // If the answer turns out to be a message alone, the task must not have been shown; so wait a little first.
         void live.until(() => live.shown || live.isOver, UNSAID_MS, context.signal).then(() => live.show());
         await run(watch);
       }),

@@ -283,7 +283,8 @@ export class LiveTask {
         if (isTerminal(state)) throw refusal('UNSUPPORTED_OPERATION', 'The task is over and takes no more messages');
         if (this.#queue.length >= MAX_WAITING)
           throw new RpcError(1002, 'Busy: too many messages are waiting', { retryAfterMs: 5000 });
-        // It answers a question: the task works again, even if the handler has to wait for its turn.
+        // The message answers a question, so the task is working again, even if the handler still has to wait for its
+        // turn.
         const next = isInterrupted(state) ? this.#moved(task, 'TASK_STATE_WORKING') : task;
         return { ...next, history: [...(next.history ?? []), message].slice(-MAX_HISTORY) };
       },
@@ -315,7 +316,7 @@ export class LiveTask {
   async #turn(): Promise<void> {
     const waiting = this.#queue[0];
     if (!waiting || this.isOver || this.abort.signal.aborted) return;
-    // Those who watch see that it works, but that alone does not make the answer a task.
+    // Watchers are told, but the caller is not shown the task yet: the answer may still be a message alone.
     if (this.state !== 'TASK_STATE_WORKING') {
       await this.change((task) => (this.isOver ? task : this.#moved(task, 'TASK_STATE_WORKING')), { show: false });
     }
@@ -358,7 +359,7 @@ export class LiveTask {
   }
 
   async #failed(error: unknown, continued: boolean): Promise<void> {
-    // After it was cancelled, nobody expects more.
+    // A task that was canceled needs no further state.
     if (this.isOver || this.abort.signal.aborted) return;
     const isSaid = TechnocoreError.is(error) && error.code === 'rpc';
     if (isSaid && this.#isBare(continued)) return this.#end({ error: error as RpcError });
