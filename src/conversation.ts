@@ -8,7 +8,7 @@ import { isBatchable, sendBatched } from './batch.ts';
 import { type Channel, doubtMailbox, isChannel, limitOf, type Sent } from './channel.ts';
 import { type Clock, following, OVER } from './clock.ts';
 import { classify, INTERRUPTED, type JsonObject, rpcRequest } from './dispatch.ts';
-import { CallTimeout, checkText, FrameTooLong, TechnocoreError } from './errors.ts';
+import { CallTimeout, checkNumbers, checkText, FrameTooLong, TechnocoreError } from './errors.ts';
 import { decode, encodeLong, encodeWithin, isObject, type Json, MAX_TEXT } from './frames.ts';
 import { budgetOf, healthOf, orAbort, type Transport, transportOf } from './http.ts';
 import type { Waiting } from './inbox.ts';
@@ -72,7 +72,8 @@ export async function converse(
   const t = transportOf(o);
   o.signal?.throwIfAborted();
   checkSigner(signer);
-  if (!((o.timeoutMs ?? TIMEOUT_MS) > 0))
+  checkNumbers(o, ['timeoutMs', 'retry']);
+  if (o.timeoutMs === 0)
     throw new TechnocoreError('bad_option', 'the option timeoutMs must be a number of milliseconds above 0');
   checkText(method, 'the method');
   if (params !== undefined && (typeof params !== 'object' || params === null)) {

@@ -99,6 +99,20 @@ export function checkFunctions<T extends object>(o: T, names: readonly (keyof T 
 }
 
 /**
+ * Checks that options are numbers from 0, where they are given. What comes from the environment is a text, which would be
+ * put behind a time and not added to it.
+ *
+ * @throws a {@link TechnocoreError} `bad_option` if one is not
+ */
+export function checkNumbers<T extends object>(o: T, names: readonly (keyof T & string)[]): void {
+  for (const name of names) {
+    const value: unknown = o[name];
+    if (value !== undefined && !(typeof value === 'number' && value >= 0))
+      throw new TechnocoreError('bad_option', `the option ${name} must be a number from 0`);
+  }
+}
+
+/**
  * Returns the value if it is an object without any other members than these. A misspelt member, or an option passed in
  * the wrong argument, would otherwise be ignored without notice.
  *

@@ -6,6 +6,7 @@
  */
 import {
   BadKey,
+  checkNumbers,
   type HttpError,
   MayHaveLanded,
   RingGap,
@@ -84,6 +85,7 @@ export async function readView(t: Transport, room: string, o: ReadOptions, signa
 export async function read(room: string, o: Options & ReadOptions = {}): Promise<RoomView> {
   checkName(room, 'room');
   const t = transportOf(o);
+  checkNumbers(o, ['since', 'limit', 'waitMs']);
   const deadline = t.clock.now() + (o.waitMs ?? 0) + PATIENCE_MS;
   const view = await retrying(t, deadline, () => readView(t, room, o, o.signal), o.signal);
   const { waitHeld: _held, posted: _posted, since: _since, ...shown } = view;
@@ -364,6 +366,7 @@ async function exported(t: Transport, room: string, signal?: AbortSignal): Promi
  */
 export async function* follow(room: string, o: Options & { since?: number } = {}): AsyncGenerator<Message> {
   const t = transportOf(o);
+  checkNumbers(o, ['since']);
   const cursor = new RoomCursor(t, room, o.since);
   void learnLimits(t);
   for await (const batch of poll(t, (waitMs) => cursor.next(waitMs, o.signal), o)) {

@@ -34,7 +34,7 @@ import {
   type JsonObject,
   rpcError,
 } from './dispatch.ts';
-import { checkFunction, checkFunctions, type RingGap, TechnocoreError } from './errors.ts';
+import { checkFunction, checkFunctions, checkNumbers, type RingGap, TechnocoreError } from './errors.ts';
 import { drop, feedOf } from './feed.ts';
 import { decode, encodeLong, isObject, type Json } from './frames.ts';
 import { healthOf, type Options, onAbort, sharedOf, shownBase, type Transport, transportOf } from './http.ts';
@@ -191,6 +191,7 @@ class Server implements Listener {
     this.#room = this.#channel?.room ?? checkMailbox(mailbox as string);
     this.#self = this.#channel?.self ?? '';
     checkFunctions(o, ['allow', 'replyPolicy', 'onReady']);
+    checkNumbers(o, ['queue', 'deadlineMs', 'drainMs']);
     const { methods, tools, serverInfo, instructions, pageSize, layer } = o;
     if (methods instanceof Map) for (const [name, handler] of methods) checkHandler(handler, name);
     const spill = this.#channel ? this.#channel.spill : { get: (ref: Json) => readSpilled(t, ref) };

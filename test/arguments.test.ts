@@ -63,7 +63,26 @@ const SERVED: [name: string, wrong: unknown][] = [
   ['cursor', './cursor'],
   ['concurrency', 0],
   ['concurrency', 'many'],
+  ['queue', '10'],
+  ['deadlineMs', '500'],
+  ['drainMs', -1],
 ];
+
+/** Numbers that come from the environment, or the command line, are texts. */
+const NUMBERS: [name: string, run: (o: object) => unknown][] = [
+  ['timeoutMs', (more) => L.call('mb-p-x', 'm', {}, alice, { ...reply, ...more })],
+  ['retry', (more) => L.call('mb-p-x', 'm', {}, alice, { ...reply, ...more })],
+  ['since', (more) => L.follow('p-x', { ...o, ...more }).next()],
+  ['since', (more) => L.read('p-x', { ...o, ...more })],
+  ['limit', (more) => L.read('p-x', { ...o, ...more })],
+  ['waitMs', (more) => L.read('p-x', { ...o, since: 0, ...more })],
+];
+
+test.each(NUMBERS)('the option %s is a number', async (name, run) => {
+  const error = { code: 'bad_option', message: expect.stringContaining(`the option ${name}`) };
+  for (const wrong of ['5', Number.NaN, -1, null])
+    await expect(async () => run({ [name]: wrong })).rejects.toMatchObject(error);
+});
 
 test.each(SERVED)('serve refuses the option %s: %j', async (name, wrong) => {
   const error = { code: 'bad_option', message: expect.stringContaining(`the option ${name}`) };
