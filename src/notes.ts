@@ -28,6 +28,7 @@ import {
 import { checkName, isDid, isNonce, roomClasses } from './names.ts';
 import { checkSigner, mayBeDone, PATIENCE_MS, type SigningKey } from './rooms.ts';
 import { ask, uncached, type Write, writeRequest } from './service.ts';
+import type { Signer } from './signer.ts';
 
 /**
  * Reads the value of a note. Anybody may have written it. Transient failures are retried for up to 30 seconds.
@@ -223,8 +224,19 @@ function parsed(text: string): unknown {
  * @throws a {@link Forbidden} if the room has messages, or can never be owned
  * @throws a {@link MayHaveLanded} if the response was lost and the outcome cannot be found out
  * @throws a {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} as {@link setNote} does
+ *
+ * @example
+ * ```ts
+ * import { allowWriters, claimRoom, Signer } from 'technocore-rpc';
+ *
+ * const [owner, friend] = [Signer.generate(), Signer.generate()];
+ * await claimRoom('d-news-4f1c', owner);
+ * await allowWriters('d-news-4f1c', [friend.did], owner);
+ * const { seq } = await friend.say('d-news-4f1c', 'hello');
+ * console.log(seq); // 1
+ * ```
  */
-export async function claimRoom(room: string, signer: SigningKey, o: Options = {}): Promise<void> {
+export async function claimRoom(room: string, signer: Signer, o: Options = {}): Promise<void> {
   checkSigner(signer);
   await setOwnership('room-owners', room, signer.did, signer, { ...checkObject(o), ifAbsent: true });
 }
@@ -241,7 +253,7 @@ export async function claimRoom(room: string, signer: SigningKey, o: Options = {
  * @throws a {@link MayHaveLanded} if the response was lost and the outcome cannot be found out
  * @throws a {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} as {@link setNote} does
  */
-export async function allowWriters(room: string, dids: string[], signer: SigningKey, o: Options = {}): Promise<void> {
+export async function allowWriters(room: string, dids: string[], signer: Signer, o: Options = {}): Promise<void> {
   checkSigner(signer);
   if (!Array.isArray(dids)) throw new BadName(dids, 'the writers must be an array of did:key');
   const bad = dids.find((did) => !isDid(did));

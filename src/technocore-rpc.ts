@@ -172,7 +172,6 @@ export {
   type ReadOptions,
   read,
   type SignedMessage,
-  type SigningKey,
   say,
 } from './rooms.ts';
 export { type SealedChannel, sealed } from './sealed.ts';
