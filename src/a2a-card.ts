@@ -330,6 +330,16 @@ export function a2aCardNote(did: string): NotePath {
  * @throws a {@link BadKey} if no signer is given
  * @throws a {@link FrameTooLong} if the signed card has more than 8,192 characters
  * @throws what {@link setNote} throws
+ *
+ * @example
+ * ```ts
+ * import { a2aCard, a2aPublishCard, a2aReadCard, Signer } from 'technocore-rpc';
+ *
+ * const printer = Signer.generate();
+ * const card = a2aCard({ name: 'printer', skills: [{ name: 'print' }], mailbox: 'mb-p-printer-31e0' });
+ * await a2aPublishCard(card, printer);
+ * console.log((await a2aReadCard(printer.did))?.name); // printer
+ * ```
  */
 export async function a2aPublishCard(card: A2ACard, signer: Signer, o: Options = {}): Promise<NotePath> {
   checkSigner(signer);

@@ -290,6 +290,15 @@ export function createDispatcher(o?: DispatcherOptions): Dispatcher {
  * @param frame from anywhere; nothing about it needs to be checked before
  * @param context who calls, and where frames before the answer go; without `from`, a call from inside this process
  * @returns the answer; undefined if nothing is to be sent back
+ *
+ * @example
+ * ```ts
+ * import { dispatch, methods } from 'technocore-rpc';
+ *
+ * methods.set('add', ({ a, b }) => a + b);
+ * const answer = await dispatch('{"jsonrpc":"2.0","id":1,"method":"add","params":{"a":2,"b":40}}');
+ * console.log(JSON.stringify(answer)); // {"jsonrpc":"2.0","id":1,"result":42}
+ * ```
  */
 export function dispatch(frame: unknown, context?: DispatchContext, o?: DispatcherOptions): Promise<Json | undefined> {
   return dispatchBare(frame, context, o === undefined ? DEFAULTS : { layer: mcpLayer, ...checkObject(o) });

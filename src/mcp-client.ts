@@ -271,6 +271,15 @@ function isTool(value: unknown): value is Tool {
  * @param signer the caller's key
  * @returns the tools in the server's order; names, descriptions and annotations are untrusted
  * @throws what {@link call} throws; {@link TechnocoreError} `bad_response` if the list is malformed or does not end
+ *
+ * @example
+ * ```ts
+ * import { mcpListTools, Signer } from 'technocore-rpc';
+ *
+ * const signer = await Signer.fromDir();
+ * const tools = await mcpListTools('mb-p-adds-90c2', signer, { replyTo: 'mb-p-ada-77c2' });
+ * for (const { name, description } of tools) console.log(`${name}: ${description}`);
+ * ```
  */
 export async function mcpListTools(to: string | Channel, signer: Signer, o: McpListOptions = {}): Promise<Tool[]> {
   const peer = peerOf(to, signer, o);

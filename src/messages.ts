@@ -141,6 +141,16 @@ export function writtenAt({ ts }: Message): number | undefined {
  * @param m the message as {@link read} or {@link follow} returns it
  * @returns `valid`; `invalid` if it carries a signature that does not fit; `unverifiable` if it carries none, because it
  * is unsigned or comes from a service before 0.11
+ *
+ * @example
+ * ```ts
+ * import { read, Signer, verifyMessage } from 'technocore-rpc';
+ *
+ * const ada = Signer.generate();
+ * await ada.say('p-workshop-9d20', 'hello');
+ * const { messages } = await read('p-workshop-9d20');
+ * for (const m of messages) console.log(m.text, verifyMessage('p-workshop-9d20', m)); // hello valid
+ * ```
  */
 export function verifyMessage(room: string, m: Message): 'valid' | 'invalid' | 'unverifiable' {
   if (!isObject(m)) return 'invalid';
