@@ -214,7 +214,7 @@ class Copy {
 
   constructor(schema: unknown, foreign: boolean) {
     this.#foreign = foreign;
-    this.root = this.#copy(schema, '', 0, 0);
+    this.root = this.#copy(schema, '', 0, 0, 0);
     if (this.#costly && this.#turned) throw bad('', 'a pattern or uniqueItems could make it too costly');
     if (this.#dynamic && this.#resources > 1) throw bad('', '$dynamicRef across an inner $id is not supported');
   }
@@ -227,13 +227,22 @@ class Copy {
     this.#widthSteps = this.#foreign && members > WIDE ? Math.floor(members / WIDTH_STEP) : 0;
   }
 
-  #copy(schema: unknown, at: string, depth: number, ids: number): { [keyword: string]: unknown } | boolean {
+  #copy(
+    schema: unknown,
+    at: string,
+    depth: number,
+    ids: number,
+    outer: number,
+  ): { [keyword: string]: unknown } | boolean {
     // Not `true` itself, for which applications could not be counted.
     if (schema === true && depth > 0) return this.#counted({}, 0);
     if (typeof schema === 'boolean') return schema;
     if (!isObject(schema)) throw bad(at.slice(0, 200), 'must be an object or a boolean');
     if (depth > MAX_DEPTH) throw bad(at.slice(0, 200), 'is nested too deeply');
-    if ((this.#addresses += at.length) > MAX_ADDRESSES) throw bad('', 'its names are too long');
+    // The address of a part begins with the `$id` that it lies in, which is read with each other one that is relative to it.
+    const { $id } = schema;
+    const base = outer + (typeof $id === 'string' ? $id.length : 0);
+    if ((this.#addresses += at.length + base) > MAX_ADDRESSES) throw bad('', 'its names are too long');
     const dialect = schema['$schema'];
     if (dialect !== undefined && !(typeof dialect === 'string' && DIALECT.test(dialect))) {
       throw bad(`${at}/$schema`, `must be that of JSON Schema 2020-12, not ${JSON.stringify(dialect)}`);
@@ -255,11 +264,11 @@ class Copy {
       }
       if (rule === 'refused') throw bad(here, 'is not a keyword of JSON Schema 2020-12');
       if (rule === 'schema') {
-        copy[keyword] = this.#copy(value, here, depth + 1, inner);
+        copy[keyword] = this.#copy(value, here, depth + 1, inner, base);
       } else if (rule === 'schemas') {
         if (!Array.isArray(value) || value.length === 0) throw bad(here, 'must be an array of schemas');
         more += value.length / LIST_STEP;
-        copy[keyword] = value.map((item, i) => this.#copy(item, `${here}/${i}`, depth + 1, inner));
+        copy[keyword] = value.map((item, i) => this.#copy(item, `${here}/${i}`, depth + 1, inner, base));
       } else if (rule === 'map') {
         if (!isObject(value)) throw bad(here, 'must be an object of schemas');
         const parts = Object.entries(value);
@@ -268,7 +277,7 @@ class Copy {
         if (keyword === 'patternProperties' && !parts.every(([pattern]) => regex(pattern)))
           throw bad(here, 'has a pattern that does not compile');
         copy[keyword] = Object.fromEntries(
-          parts.map(([name, item]) => [name, this.#copy(item, `${here}/${name}`, depth + 1, inner)]),
+          parts.map(([name, item]) => [name, this.#copy(item, `${here}/${name}`, depth + 1, inner, base)]),
         );
       } else if (!rule(value)) {
         throw bad(here, `cannot be ${JSON.stringify(value).slice(0, 80)}`);

@@ -211,6 +211,13 @@ describe('bounds', () => {
     refused(nested(5));
     const many = Object.fromEntries(Array.from({ length: 2000 }, (_, i) => [`n${i}`, { type: 'string' }]));
     refused({ properties: { ['x'.repeat(1000)]: { properties: many } } });
+    // Each would be read together with the long one, for a minute in all.
+    const long = `https://example.org/${'x'.repeat(40_000)}/`;
+    for (const keyword of ['$id', '$anchor'])
+      refused({ $id: long, allOf: Object.keys(many).map((name) => ({ [keyword]: name })) });
+    refused({ $id: long, allOf: Object.keys(many).map(() => ({ $ref: '#' })) });
+    expect(ok({ $id: long, $defs: { n: { type: 'string' } }, $ref: '#/$defs/n' }, 'a')).toBe(true);
+    refused({ $id: JSON.parse(`${'['.repeat(900)}${']'.repeat(900)}`) });
   });
 
   test('long lists in the schema of a stranger, for each of many values, end before they fill the memory', () => {
