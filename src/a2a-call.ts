@@ -201,6 +201,8 @@ function sendParams(message: A2AMessage, o: A2ASendOptions, spelling: Spelling, 
 
 function messageOf(said: string | A2APart[], o: A2ASendOptions): A2AMessage {
   const { messageId, taskId, contextId, referenceTaskIds, metadata } = checkObject(o);
+  if (typeof said !== 'string' && !Array.isArray(said))
+    throw new TechnocoreError('bad_params', 'a message is a text or an array of parts');
   return compact({
     messageId: messageId ?? toHex(meansOf(o).random(16)),
     role: 'ROLE_USER' as const,

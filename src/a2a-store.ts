@@ -8,7 +8,7 @@ import { isInterrupted, isTerminal, STATES } from './a2a-states.ts';
 import type { A2AStatus, A2ATaskView } from './a2a-types.ts';
 import type { Clock } from './clock.ts';
 import { systemClock } from './clock.ts';
-import { checkMembers, RpcError } from './errors.ts';
+import { checkMembers, checkText, RpcError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { Journal, type Journaled } from './journal.ts';
 import { getOrMake } from './maps.ts';
@@ -293,6 +293,11 @@ function isRecord(line: unknown): line is A2ARecord {
  * `bad_option` if the limits have other members
  * @throws an {@link Unavailable} if another process has the file, or the file system refuses, or the platform has none
  */
-export function a2aFileStore(path: string, limits?: A2AStoreLimits, clock: Clock = systemClock): Promise<A2AStore> {
+export async function a2aFileStore(
+  path: string,
+  limits?: A2AStoreLimits,
+  clock: Clock = systemClock,
+): Promise<A2AStore> {
+  checkText(path, 'the path of a store');
   return FileStore.open(path, limits, clock);
 }

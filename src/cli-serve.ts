@@ -182,7 +182,10 @@ async function loaded(path: string, file: string, args: Args): Promise<Record<st
     }, LOADING_MS);
   });
   const imported = import(pathToFileURL(path).href).catch((cause) => {
-    throw new Usage(`${file} cannot be loaded: ${(cause as Error).message}`);
+    const { message, code } = cause as NodeJS.ErrnoException;
+    throw new Usage(
+      `${file} cannot be loaded: ${message}${code === undefined ? `; \`node ${file}\` shows where` : ''}`,
+    );
   });
   return Promise.race([imported, stuck]).finally(() => clearTimeout(late));
 }

@@ -4,7 +4,7 @@
  *
  * @module
  */
-import { TechnocoreError, Unavailable } from './errors.ts';
+import { checkText, TechnocoreError, Unavailable } from './errors.ts';
 import { Files, type Log, systemCode } from './files.ts';
 import { compact, encodeLong, isObject, type Json } from './frames.ts';
 import type { Clock } from './http.ts';
@@ -218,7 +218,7 @@ export async function loggedLedger(
  */
 export async function fileLedger(path: string, limits?: LedgerLimits, clock?: Clock): Promise<Ledger> {
   const state = new LoggedState(limits);
-  return new LoggedLedger(state, await Journal.openFile(state, path, clock));
+  return new LoggedLedger(state, await Journal.openFile(state, checkText(path, 'the path of a ledger'), clock));
 }
 
 function refused(cause: unknown, path: string): TechnocoreError {
@@ -237,6 +237,7 @@ function refused(cause: unknown, path: string): TechnocoreError {
  * `bad_cursor`
  */
 export function fileCursor(path: string): CursorStore {
+  checkText(path, 'the path of a cursor');
   let reading: Promise<Map<string, Place>> | undefined;
   let last: Promise<unknown> = Promise.resolve();
   const places = (): Promise<Map<string, Place>> =>

@@ -142,6 +142,13 @@ describe('help and arguments', () => {
     expect([code, out]).toEqual([2, '']);
   });
 
+  test('of a module that cannot be loaded it is said how to find the place', async () => {
+    const file = join(home, 'broken.mjs');
+    await writeFile(file, 'export const add = (;');
+    const { code, err } = await cli('serve', file);
+    expect([code, err]).toEqual([2, expect.stringContaining(`Unexpected token ';'; \`node ${file}\` shows where\n`)]);
+  });
+
   test('what fails says so in JSON with --json, whatever it is, and ends with the code that the help gives', async () => {
     const file = join(home, 'file.mjs');
     await writeFile(file, 'export const one = () => 1;');
