@@ -151,11 +151,13 @@ export function check32(key: Uint8Array, what: string): Uint8Array {
  * Checks that a value is a `Uint8Array`, and returns it. A string would otherwise be read as that many zero bytes.
  *
  * @param what what the bytes are, for the error message
+ * @param least how many there must be
  * @throws a {@link BadKey} if it is not one
  */
-export function checkBytes(bytes: Uint8Array, what: string): Uint8Array {
+export function checkBytes(bytes: Uint8Array, what: string, least: number = 0): Uint8Array {
   if (!(bytes instanceof Uint8Array))
     throw new BadKey(`${what} is a Uint8Array: of a text, new TextEncoder().encode(text)`);
+  if (bytes.length < least) throw new BadKey(`${what} is empty`);
   return bytes;
 }
 

@@ -171,7 +171,7 @@ export class Handshake {
     this.#ephemeral = () => fixed ?? (o.random ?? randomBytes)(32);
     this.#state = new State();
     this.#state.rs = initiator ? check32(o.remote!, 'a public key').slice() : undefined;
-    this.#state.mixHash(checkBytes(o.prologue, 'a prologue'));
+    this.#state.mixHash(checkBytes(o.prologue, 'prologue'));
     this.#state.mixHash(this.#state.rs ?? o.identity.publicKey);
   }
 

@@ -6,7 +6,7 @@
  */
 import { concat, toBase64url, toHex, utf8, withPlus } from './bytes.ts';
 import { check32, checkBytes, randomBytes, sha256, type X25519Key, x25519 } from './crypto.ts';
-import { BadInvite, BadKey, DecryptError, TechnocoreError } from './errors.ts';
+import { BadInvite, DecryptError, TechnocoreError } from './errors.ts';
 import { isObject } from './frames.ts';
 import type { KeyPair } from './noise.ts';
 
@@ -52,8 +52,7 @@ export class Identity implements KeyPair {
    * @throws `BadKey` if the seed is empty, or not a `Uint8Array`
    */
   static fromSeed(seed: Uint8Array): Identity {
-    if (checkBytes(seed, 'a seed').length === 0) throw new BadKey('the seed is empty');
-    return new Identity(sha256(concat(utf8('parley:identity-key:v1\0'), seed)));
+    return new Identity(sha256(concat(utf8('parley:identity-key:v1\0'), checkBytes(seed, 'the seed', 1))));
   }
 
   /**
