@@ -73,7 +73,9 @@ const worlds = new WeakMap<typeof fetch, WeakMap<Clock, Map<string, Shared>>>();
 
 function environmentUrl(): string | undefined {
   try {
-    return (globalThis as { process?: { env?: Record<string, string | undefined> } }).process?.env?.['TECHNOCORE_URL'];
+    const { process } = globalThis as { process?: { env?: Record<string, string | undefined> } };
+    // Set to nothing is the way of shells and containers to unset it.
+    return process?.env?.['TECHNOCORE_URL'] || undefined;
   } catch {
     // A sandbox that does not let us read the environment.
     return undefined;

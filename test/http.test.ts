@@ -72,6 +72,8 @@ describe('transportOf', () => {
       process.env['TECHNOCORE_URL'] = 'http://127.0.0.1:9/';
       expect(transportOf().base).toBe('http://127.0.0.1:9');
       expect(transportOf({ base: 'https://h/sub//' }).base).toBe('https://h/sub');
+      process.env['TECHNOCORE_URL'] = '';
+      expect(transportOf().base).toBe('https://technocore.chat');
       delete process.env['TECHNOCORE_URL'];
       expect(transportOf().base).toBe('https://technocore.chat');
     } finally {
