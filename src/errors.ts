@@ -134,6 +134,8 @@ export function checkMembers<T extends object>(value: T, what: string, names: re
  * note and send the note's name.
  */
 export class FrameTooLong extends TechnocoreError {
+  /** Always `frame_too_long`. */
+  declare readonly code: 'frame_too_long';
   /**
    * The length found: of a text, code points after the {@link sweep}; of a frame, characters of its ASCII encoding; where
    * the message says so, bytes.
@@ -150,6 +152,8 @@ export class FrameTooLong extends TechnocoreError {
 
 /** Thrown (code `empty_text`) when nothing is left of a text after the service's {@link sweep}. */
 export class EmptyText extends TechnocoreError {
+  /** Always `empty_text`. */
+  declare readonly code: 'empty_text';
   constructor() {
     super('empty_text', 'the text is empty once control and format characters are turned into spaces and trimmed');
   }
@@ -160,6 +164,8 @@ export class EmptyText extends TechnocoreError {
  * kind that the function needs.
  */
 export class BadName extends TechnocoreError {
+  /** Always `bad_name`. */
+  declare readonly code: 'bad_name';
   /** The name as given; of a value that is not a string, its type. */
   readonly invalidName: string;
   /**
@@ -176,6 +182,8 @@ export class BadName extends TechnocoreError {
 
 /** Thrown (code `bad_key`) when a key, seed, key file or signer cannot be used. The message never quotes the key. */
 export class BadKey extends TechnocoreError {
+  /** Always `bad_key`. */
+  declare readonly code: 'bad_key';
   constructor(message: string, cause?: unknown) {
     super('bad_key', message, cause);
   }
@@ -186,6 +194,8 @@ export class BadKey extends TechnocoreError {
  * used nonces cannot be trusted.
  */
 export class BadNonce extends TechnocoreError {
+  /** Always `bad_nonce`. */
+  declare readonly code: 'bad_nonce';
   constructor(message: string, cause?: unknown) {
     super('bad_nonce', message, cause);
   }
@@ -193,6 +203,8 @@ export class BadNonce extends TechnocoreError {
 
 /** Thrown (code `bad_state`) when a protocol does not allow a change of state. Nothing was written. */
 export class BadState extends TechnocoreError {
+  /** Always `bad_state`. */
+  declare readonly code: 'bad_state';
   /** The present state. */
   readonly from: string;
   /** The state asked for. */
@@ -227,6 +239,8 @@ export class HttpError extends TechnocoreError {
  * by others, or an unsigned message was sent to a mailbox.
  */
 export class Forbidden extends HttpError {
+  /** Always `forbidden`. */
+  declare readonly code: 'forbidden';
   constructor(body: string) {
     super(403, body, 'forbidden');
   }
@@ -237,6 +251,8 @@ export class Forbidden extends HttpError {
  * and try again.
  */
 export class Conflict extends HttpError {
+  /** Always `conflict`. */
+  declare readonly code: 'conflict';
   /** The value that the note holds; undefined if there is no note. */
   readonly actual: string | undefined;
   constructor(body: string, actual?: string) {
@@ -255,6 +271,8 @@ export class Conflict extends HttpError {
  * from whom. Sending it again unchanged does not help. Sent by services from 0.10 on.
  */
 export class DuplicateText extends HttpError {
+  /** Always `duplicate_text`. */
+  declare readonly code: 'duplicate_text';
   constructor(body: string) {
     super(422, body, 'duplicate_text');
   }
@@ -266,6 +284,8 @@ export class DuplicateText extends HttpError {
  * executed.
  */
 export class RateLimited extends TechnocoreError {
+  /** Always `rate_limited`. */
+  declare readonly code: 'rate_limited';
   /** Milliseconds until the budget serves the request. */
   readonly retryAfterMs: number;
   /** The budget that is spent. */
@@ -282,6 +302,8 @@ export class RateLimited extends TechnocoreError {
  * storage (then use a room or note that exists), a parley session its queue.
  */
 export class CapacityReached extends TechnocoreError {
+  /** Always `capacity_reached`. */
+  declare readonly code: 'capacity_reached';
   constructor(message: string) {
     super('capacity_reached', message);
   }
@@ -292,6 +314,8 @@ export class CapacityReached extends TechnocoreError {
  * a room that exists, or wait.
  */
 export class RoomBudget extends TechnocoreError {
+  /** Always `room_budget`. */
+  declare readonly code: 'room_budget';
   /** Milliseconds until another room can be created. */
   readonly retryAfterMs: number;
   constructor(retryAfterMs: number) {
@@ -308,6 +332,8 @@ export class RoomBudget extends TechnocoreError {
  * that room.
  */
 export class StaleNonce extends TechnocoreError {
+  /** Always `stale_nonce`. */
+  declare readonly code: 'stale_nonce';
   /** The last nonce that the service accepted, as decimal digits. */
   readonly last: string;
   constructor(last: string) {
@@ -322,6 +348,8 @@ export class StaleNonce extends TechnocoreError {
  * such as a file system.
  */
 export class Unavailable extends TechnocoreError {
+  /** Always `unavailable`. */
+  declare readonly code: 'unavailable';
   /** Milliseconds that the service asks to wait; undefined if it does not say. */
   readonly retryAfterMs: number | undefined;
   constructor(message: string, cause?: unknown, retryAfterMs?: number) {
@@ -335,6 +363,8 @@ export class Unavailable extends TechnocoreError {
  * write was executed. `cause` holds the failure behind it.
  */
 export class MayHaveLanded extends TechnocoreError {
+  /** Always `may_have_landed`. */
+  declare readonly code: 'may_have_landed';
   /** The room written to; of a note, `<namespace>/<key>`. */
   readonly room: string;
   /** The nonce of a signed message; undefined for any other write. */
@@ -360,6 +390,8 @@ export class MayHaveLanded extends TechnocoreError {
  * 1002 (busy; `data.retryAfterMs`), 1003 (deadline passed), 1004 (denied) and 1005 (conflict; `data.actual`).
  */
 export class RpcError extends TechnocoreError {
+  /** Always `rpc`. */
+  declare readonly code: 'rpc';
   /** The `error` member of the response. Of a remote error, untrusted text. */
   readonly rpc: { code: number; message: string; data?: unknown };
   /**
@@ -379,6 +411,8 @@ export class RpcError extends TechnocoreError {
  * was full, or it was deleted when idle and created again.
  */
 export class RingGap extends TechnocoreError {
+  /** Always `ring_gap`. */
+  declare readonly code: 'ring_gap';
   /** The room. */
   readonly room: string;
   /** The `seq` that should have come next. */
@@ -403,6 +437,8 @@ export class RingGap extends TechnocoreError {
 
 /** Thrown (code `call_timeout`) when a call gets no answer within the time allowed. */
 export class CallTimeout extends TechnocoreError {
+  /** Always `call_timeout`. */
+  declare readonly code: 'call_timeout';
   /** The mailbox, or the channel's name, that was called. */
   readonly room: string;
   /** The id of the request; empty if the time was up before it had one. */
@@ -434,6 +470,8 @@ export class CallTimeout extends TechnocoreError {
 
 /** Thrown (code `decrypt`) when an encrypted text cannot be opened. The message never quotes the key. */
 export class DecryptError extends TechnocoreError {
+  /** Always `decrypt`. */
+  declare readonly code: 'decrypt';
   /**
    * What failed. `encoding`: the text does not have the outer form; `key`: the public key in it cannot be used; `tag`:
    * the text was changed, or encrypted to another key; `layout`: it was decrypted, and its contents are malformed.
@@ -451,6 +489,8 @@ export class DecryptError extends TechnocoreError {
  * Thrown (code `bad_invite`) when a link is not a parley invite. The message never quotes the link, which is a secret.
  */
 export class BadInvite extends TechnocoreError {
+  /** Always `bad_invite`. */
+  declare readonly code: 'bad_invite';
   /** The part at fault: `parse` (no link at all), `missing channel`, `bad channel`, `bad fragment`, `bad key` … */
   readonly reason: string;
   constructor(reason: string) {
@@ -461,6 +501,8 @@ export class BadInvite extends TechnocoreError {
 
 /** Thrown (code `relay_refused`) when a parley relay refuses a request. */
 export class RelayRefused extends TechnocoreError {
+  /** Always `relay_refused`. */
+  declare readonly code: 'relay_refused';
   /**
    * Why. `no-channel`: never opened, or forgotten; `exists`: the channel to open is there already; `full`: both seats are
    * taken; `nobody`: the other seat is empty; `token`: the token is not accepted.
@@ -474,6 +516,8 @@ export class RelayRefused extends TechnocoreError {
 
 /** Thrown (code `handshake_failed`) when a Noise handshake message does not authenticate, or comes out of turn. */
 export class HandshakeFailed extends TechnocoreError {
+  /** Always `handshake_failed`. */
+  declare readonly code: 'handshake_failed';
   /** Why, in words: `not authentic`, `too short`, `out of turn`, `not finished`, `a key of small order`. */
   readonly reason: string;
   constructor(reason: string, cause?: unknown) {
@@ -484,6 +528,8 @@ export class HandshakeFailed extends TechnocoreError {
 
 /** Thrown (code `session_closed`) when a parley channel is closed and nothing more can be sent through it. */
 export class SessionClosed extends TechnocoreError {
+  /** Always `session_closed`. */
+  declare readonly code: 'session_closed';
   /** Why it is closed, in words. */
   readonly reason: string;
   constructor(reason: string) {

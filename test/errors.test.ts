@@ -1,4 +1,5 @@
 import { expect, test } from 'vitest';
+import * as errors from '../src/errors.ts';
 import { CallTimeout, Conflict, EmptyText, Forbidden, HttpError, TechnocoreError } from '../src/errors.ts';
 
 test('each class knows its own errors, and the base all of them', () => {
@@ -25,6 +26,34 @@ test('each class knows its own errors, and the base all of them', () => {
   // The types follow: this compiles.
   if (CallTimeout.is(timeout)) expect(timeout.reason).toBe('no-room');
   if (Conflict.is(conflict)) expect(conflict.actual).toBe('actual');
+});
+
+test('the code that a class declares, by which types tell one from another, is the one it has', () => {
+  const check = <E extends TechnocoreError>(error: E, code: E['code']): void => expect(error.code).toBe(code);
+  check(new errors.FrameTooLong(2, 1), 'frame_too_long');
+  check(new errors.EmptyText(), 'empty_text');
+  check(new errors.BadName(7, 'a name'), 'bad_name');
+  check(new errors.BadKey('m'), 'bad_key');
+  check(new errors.BadNonce('m'), 'bad_nonce');
+  check(new errors.BadState('a', 'b'), 'bad_state');
+  check(new errors.HttpError(418, 'b'), 'http');
+  check(new errors.Forbidden('b'), 'forbidden');
+  check(new errors.Conflict('b'), 'conflict');
+  check(new errors.DuplicateText('b'), 'duplicate_text');
+  check(new errors.RateLimited('read', 1), 'rate_limited');
+  check(new errors.CapacityReached('m'), 'capacity_reached');
+  check(new errors.RoomBudget(1), 'room_budget');
+  check(new errors.StaleNonce('1'), 'stale_nonce');
+  check(new errors.Unavailable('m'), 'unavailable');
+  check(new errors.MayHaveLanded('lobby', '1'), 'may_have_landed');
+  check(new errors.RpcError(1, 'm'), 'rpc');
+  check(new errors.RingGap('lobby', 1, 2, 'overflow'), 'ring_gap');
+  check(new errors.CallTimeout('mb-x', '1', 1, 'no-room', 'h'), 'call_timeout');
+  check(new errors.DecryptError('tag', 'm'), 'decrypt');
+  check(new errors.BadInvite('parse'), 'bad_invite');
+  check(new errors.RelayRefused('full', 'm'), 'relay_refused');
+  check(new errors.HandshakeFailed('too short'), 'handshake_failed');
+  check(new errors.SessionClosed('over'), 'session_closed');
 });
 
 test('an error of another copy of the library is known by the base', async () => {
