@@ -85,7 +85,7 @@ export async function call<T = any>(
 export async function notify(
   to: string | Channel,
   method: string,
-  params: Json | undefined,
+  params: Json | object | undefined,
   signer: Signer,
   o: Options = {},
 ): Promise<void> {

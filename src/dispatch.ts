@@ -38,8 +38,9 @@ export function rpcRequest(id: Id, method: string, params?: Json): JsonObject {
 }
 
 /** A notification frame. */
-export function rpcNotification(method: string, params?: Json): JsonObject {
-  return params === undefined ? { jsonrpc: '2.0', method } : { jsonrpc: '2.0', method, params };
+export function rpcNotification(method: string, params?: Json | object): JsonObject {
+  // `object` admits interfaces, which have no index signature. What is not JSON is found out when it is encoded.
+  return params === undefined ? { jsonrpc: '2.0', method } : { jsonrpc: '2.0', method, params: params as Json };
 }
 
 /** A response frame that carries a result. */
@@ -70,7 +71,7 @@ export function rpcError(id: Id | undefined, code: number, message: string, data
  * });
  * ```
  */
-export function badParams(message: string, data?: Json): RpcError {
+export function badParams(message: string, data?: Json | object): RpcError {
   return new RpcError(INVALID_PARAMS, message, data);
 }
 
@@ -183,7 +184,7 @@ export interface CallContext {
    * less than half of the budget is left or answers wait, and when it has not been written before the call is answered.
    * Does nothing after the answer, or where nothing can be sent.
    */
-  readonly notify: (method: string, params?: Json) => void;
+  readonly notify: (method: string, params?: Json | object) => void;
 }
 
 /**
@@ -399,7 +400,7 @@ export class Call implements CallContext {
   }
 
   /** A getter, so that `({ notify }) => …` works and a call that sends no notification makes no closure. */
-  get notify(): (method: string, params?: Json) => void {
+  get notify(): (method: string, params?: Json | object) => void {
     return (method, params) => void this.#send(this.#outer.tell ?? this.#outer.emit, rpcNotification(method, params));
   }
 

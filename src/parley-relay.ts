@@ -125,7 +125,8 @@ export class HttpRelay implements Relay {
   }
 
   /** Sends a frame: see {@link Relay.send}. */
-  async send(membership: Membership, { seq, type, payload }: Frame, o?: Abortable): Promise<void> {
+  async send(membership: Membership, frame: Frame, o?: Abortable): Promise<void> {
+    const { seq, type, payload } = frame;
     // Built by hand: a seq may have more digits than a number holds.
     const body = `{"seq":${seq},"type":${type},"payload":"${toBase64(payload)}"}`;
     const post = async (): Promise<void> => {
