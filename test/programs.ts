@@ -53,8 +53,8 @@ export class Programs {
     return { stop: () => stop(), done };
   }
 
-  /** What the compiler has to say about TypeScript, under strict. */
-  async typeErrors(sources: readonly (readonly [name: string, code: string])[]): Promise<string> {
+  /** What the compiler has to say about TypeScript, under strict, and under further options. */
+  async typeErrors(sources: readonly (readonly [name: string, code: string])[], options: object = {}): Promise<string> {
     const dir = join(this.folder, `types-${(await readdir(this.folder)).length}`);
     await mkdir(dir);
     const compilerOptions = {
@@ -64,6 +64,7 @@ export class Programs {
       noEmit: true,
       skipLibCheck: true,
       types: ['node'],
+      ...options,
     };
     for (const [name, code] of sources) await writeFile(join(dir, name), code);
     const files = sources.map(([name]) => name);
