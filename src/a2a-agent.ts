@@ -39,35 +39,35 @@ import { Workers } from './workers.ts';
 /** Options of {@link a2aAgent}. */
 export interface A2AAgentOptions {
   /** Where tasks are kept. Default: in memory. Close a store that you give after the agent has been closed. */
-  store?: A2AStore;
+  store?: A2AStore | undefined;
   /** The source of time. Default: the machine's clock. */
-  clock?: Clock;
+  clock?: Clock | undefined;
   /** The source of random bytes. Default: the platform's. */
-  random?: (bytes: number) => Uint8Array;
+  random?: ((bytes: number) => Uint8Array) | undefined;
   /**
    * The most messages that are worked on at a time; default 64. One caller can have a quarter of them; all callers that
    * were never answered, three quarters together. Tasks that must wait are submitted.
    */
-  concurrency?: number;
+  concurrency?: number | undefined;
   /**
    * How long an answer waits for the task to end or to ask something, in milliseconds; default 20,000, since callers wait
    * for 30 seconds. After that the task is returned as it is. A caller can ask for less in
    * `_meta["chat.technocore/waitMs"]`.
    */
-  waitMs?: number;
+  waitMs?: number | undefined;
   /** The rooms that callers may name as contexts, besides those of their own tasks. Default: any room. */
-  rooms?: readonly string[];
+  rooms?: readonly string[] | undefined;
   /** The extended card, for callers who ask for it; offered if the card's capabilities have `extendedAgentCard`. */
-  extendedCard?: A2ACard;
+  extendedCard?: A2ACard | undefined;
   /**
    * Where to keep the state of each task in a note as well, so that others can see it: see {@link a2aTaskNote}. Every
    * change of state is a write. Default: no notes.
    */
-  notes?: A2ANoteOptions;
+  notes?: A2ANoteOptions | undefined;
   /** Called with what a handler or the store threw. Callers learn only that the task has failed. */
-  onError?: (error: unknown, taskId: string) => void;
+  onError?: ((error: unknown, taskId: string) => void) | undefined;
   /** Called with an event when a note does not say what the store says. */
-  onEvent?: (event: Event) => void;
+  onEvent?: ((event: Event) => void) | undefined;
 }
 
 /** An A2A agent: what {@link a2aAgent} returns. */

@@ -41,27 +41,27 @@ import type { Signer } from './signer.ts';
 /** Options of all calls to A2A agents. */
 export interface A2ACallOptions extends CallOptions {
   /** The version of A2A to use. Default: 1.0, and 0.3 with agents that do not know 1.0. */
-  version?: '1.0' | '0.3';
+  version?: '1.0' | '0.3' | undefined;
 }
 
 /** Options of {@link a2aSend} and {@link a2aStream}. */
 export interface A2ASendOptions extends A2ACallOptions {
   /** The task that the message continues. Default: none, and the agent may create one. */
-  taskId?: string;
+  taskId?: string | undefined;
   /** The context to which the task is to belong. */
-  contextId?: string;
+  contextId?: string | undefined;
   /** Other tasks to which the message refers. */
-  referenceTaskIds?: string[];
+  referenceTaskIds?: string[] | undefined;
   /** The id of the message. Default: a new one. */
-  messageId?: string;
+  messageId?: string | undefined;
   /** Further data for the agent. */
-  metadata?: JsonObject;
+  metadata?: JsonObject | undefined;
   /** The media types that the caller accepts. */
-  acceptedOutputModes?: string[];
+  acceptedOutputModes?: string[] | undefined;
   /** The most messages of the task's history to be returned with it; default: none. */
-  historyLength?: number;
+  historyLength?: number | undefined;
   /** Whether the agent is to return the task at once, instead of waiting for it; see {@link a2aWait}. Default false. */
-  returnImmediately?: boolean;
+  returnImmediately?: boolean | undefined;
 }
 
 /** The answer of an agent to a message: a task, or a message alone. */
@@ -70,21 +70,21 @@ export type A2AAnswer = { task: A2ATaskView; message?: never } | { message: A2AM
 /** Options of {@link a2aList}. */
 export interface A2AListOptions extends A2ACallOptions {
   /** Only tasks of this context. */
-  contextId?: string;
+  contextId?: string | undefined;
   /** Only tasks in this state. */
-  status?: A2AState;
+  status?: A2AState | undefined;
   /**
    * The most tasks on a page, 1 to 100; default: the agent's choice. A page may have fewer, so that it fits into a frame.
    */
-  pageSize?: number;
+  pageSize?: number | undefined;
   /** The `nextPageToken` of the page before. Default: the first page. */
-  pageToken?: string;
+  pageToken?: string | undefined;
   /** The most messages of each task's history; default: none. */
-  historyLength?: number;
+  historyLength?: number | undefined;
   /** Only tasks whose status is from this time or later: ISO 8601. */
-  statusTimestampAfter?: string;
+  statusTimestampAfter?: string | undefined;
   /** Whether to include artifacts; default false. */
-  includeArtifacts?: boolean;
+  includeArtifacts?: boolean | undefined;
 }
 
 /** One page of tasks: what {@link a2aList} returns. */
@@ -102,13 +102,13 @@ export interface A2APage {
 /** Options of {@link a2aWait}. */
 export interface A2AWaitOptions extends A2ACallOptions {
   /** The most messages of the task's history to be returned with it; default: none. */
-  historyLength?: number;
+  historyLength?: number | undefined;
   /** The first pause between two requests, in milliseconds; default 1,000. It grows by half each time. */
-  pollMs?: number;
+  pollMs?: number | undefined;
   /** The longest pause between two requests, in milliseconds; default 30,000. */
-  maxPollMs?: number;
+  maxPollMs?: number | undefined;
   /** How long to wait in all, in milliseconds; default: until the signal aborts. */
-  waitMs?: number;
+  waitMs?: number | undefined;
 }
 
 // --- the two spellings -------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ export function a2aGet(
   to: string | Channel,
   taskId: string,
   signer: Signer,
-  o: A2ACallOptions & { historyLength?: number } = {},
+  o: A2ACallOptions & { historyLength?: number | undefined } = {},
 ): Promise<A2ATaskView> {
   return ofTask(to, 'get', taskId, signer, o);
 }
@@ -308,7 +308,7 @@ function ofTask(
   verb: Verb,
   id: string,
   signer: Signer,
-  o: A2ACallOptions & { historyLength?: number },
+  o: A2ACallOptions & { historyLength?: number | undefined },
 ): Promise<A2ATaskView> {
   return spoken(to, o, async (spelling) => {
     const params = compact({ id, historyLength: o.historyLength });

@@ -26,7 +26,7 @@ export interface A2ANoteOptions extends Options {
    * The beginning of the notes' namespaces. Default `a2a-task`, by which other implementations find them. With a private
    * one (`p-` and something that cannot be guessed), only those who know it can find them.
    */
-  noteBase?: string;
+  noteBase?: string | undefined;
 }
 
 const BASE = 'a2a-task';
@@ -148,7 +148,7 @@ export interface A2AClaimOptions extends A2ANoteOptions {
    * How long the lease is valid without being renewed, in milliseconds, 1,000 to 3,600,000; default 60,000. Only then can
    * another worker take over the task.
    */
-  leaseMs?: number;
+  leaseMs?: number | undefined;
 }
 
 const LEASE_MS = 60_000;

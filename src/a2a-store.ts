@@ -52,9 +52,9 @@ export interface A2AStoreLimits {
    * together. To make room for a new task, the oldest one that has ended is removed, or one that has waited for its
    * caller for a day; if there is none, the new one is refused.
    */
-  tasks?: number;
+  tasks?: number | undefined;
   /** The most characters of all tasks as JSON; default 67,108,864. One key can have a quarter. */
-  chars?: number;
+  chars?: number | undefined;
 }
 
 /** The error for too much to do, as of `serve`. */

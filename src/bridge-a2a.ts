@@ -105,7 +105,7 @@ export interface A2ARequestHandler<Context> {
 export function a2aHandlerMethods<Context>(
   handler: A2ARequestHandler<Context>,
   contextOf: (from: string, call: CallContext) => Context,
-  o: { clock?: Clock } = {},
+  o: { clock?: Clock | undefined } = {},
 ): Map<string, Handler> {
   const { clock = systemClock } = checkObject(o);
   const streams = new Seats(MAX_STREAMS);

@@ -49,7 +49,7 @@ export interface RoomClientOptions extends Omit<CallOptions, 'id' | 'batch' | 't
    * How long a request may wait for its answer, in milliseconds, if the client does not give up sooner; default
    * 3,600,000.
    */
-  timeoutMs?: number;
+  timeoutMs?: number | undefined;
 }
 
 /** A request of the client that is not answered yet. */

@@ -54,9 +54,9 @@ export interface RoomServerOptions
     'methods' | 'tools' | 'serverInfo' | 'instructions' | 'pageSize' | 'layer' | 'deadlineMs'
   > {
   /** How long the server may take to answer a request, in milliseconds; default 600,000. */
-  deadlineMs?: number;
+  deadlineMs?: number | undefined;
   /** How long closing waits for answers, in milliseconds, before it cancels what is left; default 10,000. */
-  drainMs?: number;
+  drainMs?: number | undefined;
 }
 
 /** Who calls, in the form in which the SDK's handlers get it (`extra.authInfo`). */

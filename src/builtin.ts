@@ -16,6 +16,7 @@ import {
   type DispatcherOptions,
   dispatch as dispatchBare,
   type Handler,
+  type MakeLayer,
 } from './dispatch.ts';
 import { checkObject } from './errors.ts';
 import { isObject, type Json, parseJson } from './frames.ts';
@@ -220,6 +221,8 @@ function builtinTools(): Map<string, Tool> {
  */
 export const tools: Map<string, Tool> = /* @__PURE__ */ builtinTools();
 
+/** Options with MCP as the layer, unless they name another. */
+const withMcp = <T extends { layer?: MakeLayer | undefined }>(o: T): T => ({ ...o, layer: o.layer ?? mcpLayer });
 const DEFAULTS: DispatcherOptions = { methods, tools, layer: mcpLayer, nullId: true };
 
 /**
@@ -253,7 +256,7 @@ export function tool(
   description: string,
   inputSchema: object,
   run: ToolHandler,
-  o: ToolOptions & { tools?: Map<string, Tool> } = {},
+  o: ToolOptions & { tools?: Map<string, Tool> | undefined } = {},
 ): void {
   const { tools: registry = tools, ...options } = checkObject(o);
   registry.set(name, defineTool(name, description, inputSchema, run, options));
@@ -279,7 +282,7 @@ export function tool(
  * ```
  */
 export function createDispatcher(o?: DispatcherOptions): Dispatcher {
-  return createBareDispatcher(o === undefined ? DEFAULTS : { layer: mcpLayer, ...checkObject(o) });
+  return createBareDispatcher(o === undefined ? DEFAULTS : withMcp(checkObject(o)));
 }
 
 /**
@@ -301,7 +304,7 @@ export function createDispatcher(o?: DispatcherOptions): Dispatcher {
  * ```
  */
 export function dispatch(frame: unknown, context?: DispatchContext, o?: DispatcherOptions): Promise<Json | undefined> {
-  return dispatchBare(frame, context, o === undefined ? DEFAULTS : { layer: mcpLayer, ...checkObject(o) });
+  return dispatchBare(frame, context, o === undefined ? DEFAULTS : withMcp(checkObject(o)));
 }
 
 /**
@@ -333,5 +336,6 @@ export function dispatch(frame: unknown, context?: DispatchContext, o?: Dispatch
  */
 export async function serve(mailbox: string | Channel, signer: Signer, o: ServeOptions = {}): Promise<void> {
   checkObject(o);
-  return serveBare(mailbox, signer, { layer: mcpLayer, ...(o.methods || o.tools ? {} : { methods, tools }), ...o });
+  const served = o.methods || o.tools ? {} : { methods, tools };
+  return serveBare(mailbox, signer, { ...withMcp(o), ...served });
 }

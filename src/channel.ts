@@ -18,9 +18,9 @@ export type { Incoming, Listener } from './feed.ts';
 /** Options of {@link Channel.send}. */
 export interface SendOptions {
   /** Aborts sending, which then rejects with the signal's reason. */
-  signal?: AbortSignal;
+  signal?: AbortSignal | undefined;
   /** When to give up, in milliseconds since the epoch by the transport's clock; default: the channel's own patience. */
-  deadline?: number;
+  deadline?: number | undefined;
 }
 
 /** The result of {@link Channel.send}. */
@@ -225,7 +225,7 @@ export function mailboxes(
   to: string,
   replyTo: string,
   signer: Signer,
-  o: Options & { latency?: 'fast' | 'frugal' } = {},
+  o: Options & { latency?: 'fast' | 'frugal' | undefined } = {},
 ): Channel {
   return mailboxPair(transportOf(o), signer, to, replyTo, o.latency);
 }

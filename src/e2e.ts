@@ -93,7 +93,7 @@ function offerKey(shared: Uint8Array): Uint8Array {
  */
 export function e2eOffer(
   peer: Uint8Array | string,
-  o: Pick<Options, 'random'> & Partial<SealedRoom> = {},
+  o: Pick<Options, 'random'> & { key?: Uint8Array | undefined; room?: string | undefined } = {},
 ): SealedRoom & { offer: string } {
   const random = checkObject(o).random ?? randomBytes;
   const publicKey = typeof peer === 'string' ? fromBase64url(peer) : peer;
@@ -174,7 +174,10 @@ export interface Addressee {
  * @internal
  * @throws a {@link BadKey} if there are none
  */
-export async function addresseeOf(did: string, o: Options & { allowUnsigned?: boolean }): Promise<Addressee> {
+export async function addresseeOf(
+  did: string,
+  o: Options & { allowUnsigned?: boolean | undefined },
+): Promise<Addressee> {
   const { mailbox, x25519, signed } = (await resolveIdentity(did, o)) ?? {};
   if (mailbox !== undefined && x25519 !== undefined && (signed || o.allowUnsigned)) return { mailbox, x25519 };
   const found = x25519 === undefined ? 'no key' : signed === false ? 'only a key that it did not sign' : 'no mailbox';
@@ -198,7 +201,7 @@ export async function addresseeOf(did: string, o: Options & { allowUnsigned?: bo
 export async function e2eOfferTo(
   did: string,
   signer: Signer,
-  o: Options & Partial<SealedRoom> & { allowUnsigned?: boolean } = {},
+  o: Options & { key?: Uint8Array | undefined; room?: string | undefined; allowUnsigned?: boolean | undefined } = {},
 ): Promise<SealedRoom & { mailbox: string }> {
   const { mailbox, x25519 } = await addresseeOf(did, o);
   const { offer, key, room } = e2eOffer(x25519, o);
@@ -332,7 +335,7 @@ export async function e2eSend(
   room: string,
   key: Uint8Array,
   text: string,
-  o: Options & { signer?: Signer; nick?: string } = {},
+  o: Options & { signer?: Signer | undefined; nick?: string | undefined } = {},
 ): Promise<{ seq: number }> {
   const line = e2eSeal(key, text, o);
   if (o.signer) return { seq: (await o.signer.say(room, line, o)).seq };
@@ -453,7 +456,7 @@ export async function e2eRead(
 export async function* e2eFollow(
   room: string,
   key: Uint8Array,
-  o: Options & { since?: number } = {},
+  o: Options & { since?: number | undefined } = {},
 ): AsyncGenerator<SealedMessage> {
   checkKey(key);
   const t = transportOf(o);

@@ -32,23 +32,23 @@ export interface Options {
    * The address of the service, `http:` or `https:`, with or without a path. Default: the environment variable
    * `TECHNOCORE_URL` where it is set, else `https://technocore.chat`.
    */
-  base?: string;
+  base?: string | undefined;
   /** The function that sends requests. Default: the global `fetch`. */
-  fetch?: typeof fetch;
+  fetch?: typeof fetch | undefined;
   /** Aborts the operation, which then rejects with the signal's reason. */
-  signal?: AbortSignal;
+  signal?: AbortSignal | undefined;
   /** The source of time. Default: {@link systemClock}. */
-  clock?: Clock;
+  clock?: Clock | undefined;
   /** The source of random bytes: returns as many as asked for. Default: the platform's `crypto.getRandomValues`. */
-  random?: (bytes: number) => Uint8Array;
+  random?: ((bytes: number) => Uint8Array) | undefined;
   /**
    * How writes are sent. `auto` (default): by GET, or by POST where a URL cannot carry the text (it would be longer than
    * 16,000 bytes, or the text is `.` or `..`). `get`: never by POST, for programs that can only GET; what a URL cannot
    * carry is then error `post_only`. `post`: always by POST.
    */
-  lane?: 'auto' | 'get' | 'post';
+  lane?: 'auto' | 'get' | 'post' | undefined;
   /** Called with each event. What it throws is ignored. */
-  onEvent?: (event: Event) => void;
+  onEvent?: ((event: Event) => void) | undefined;
 }
 
 type Shared = Map<object, unknown>;

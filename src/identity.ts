@@ -204,7 +204,7 @@ const ATTEMPTS = 8;
  */
 export async function publishIdentity(
   signer: Signer,
-  identity: { mailbox?: string; x25519?: Uint8Array | string } = {},
+  identity: { mailbox?: string | undefined; x25519?: Uint8Array | string | undefined } = {},
   o: Options = {},
 ): Promise<void> {
   checkSigner(signer);

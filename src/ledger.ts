@@ -6,7 +6,7 @@
  * @module
  */
 import { checkMembers } from './errors.ts';
-import type { Json } from './frames.ts';
+import { compact, type Json } from './frames.ts';
 import { isNonce } from './names.ts';
 import { mostFor } from './turns.ts';
 
@@ -121,16 +121,16 @@ export interface LedgerLimits {
    * How long an answer is kept for repeats of its request, in milliseconds; default 600,000. A request that is signed
    * again later is a new one. Only time in which the ledger is in use counts.
    */
-  windowMs?: number;
+  windowMs?: number | undefined;
   /** The most requests remembered; default 65,536. */
-  entries?: number;
+  entries?: number | undefined;
   /** The most characters of ids and answers kept; default 67,108,864. */
-  chars?: number;
+  chars?: number | undefined;
   /**
    * The most pairs of key and room whose nonces are guarded separately; default 65,536. Beyond it, pairs that have been
    * idle for ten minutes share one guard.
    */
-  floors?: number;
+  floors?: number | undefined;
 }
 
 /** @internal */
@@ -171,7 +171,7 @@ const TIMES = [1_000_000_000_000n, 10_000_000_000_000n] as const;
  * @internal
  */
 export class LedgerState implements Ledger {
-  protected readonly limits: Required<LedgerLimits>;
+  protected readonly limits: Record<keyof LedgerLimits, number>;
   /** In the order in which they were begun or answered: expiry starts at the front. */
   protected readonly entries: Map<string, Entry> = new Map();
   /** The key that asked, by reply mailbox and id. */
@@ -192,7 +192,7 @@ export class LedgerState implements Ledger {
       entries: 65_536,
       chars: 1 << 26,
       floors: 65_536,
-      ...checkMembers(limits, 'the limits', ['windowMs', 'entries', 'chars', 'floors']),
+      ...compact({ ...checkMembers(limits, 'the limits', ['windowMs', 'entries', 'chars', 'floors']) }),
     };
   }
 

@@ -29,33 +29,33 @@ export interface CallOptions extends Options {
    * The caller's own mailbox, to which the answer goes: a room whose name begins with `mb-`, other than the one called.
    * Required, except with a channel. One is enough for all calls of a program.
    */
-  replyTo?: string;
+  replyTo?: string | undefined;
   /** How long to wait for the answer, in milliseconds; default 30,000. */
-  timeoutMs?: number;
+  timeoutMs?: number | undefined;
   /**
    * The id of the request. Default: a new one, which servers of this library accept from this key alone. With an id of
    * your own, a repeated call gets the answer that the server kept; but whoever sees the id can use it for a request of
    * theirs.
    */
-  id?: string;
+  id?: string | undefined;
   /** The DID whose answer counts. Default: the DID called; of a mailbox, the first key that ever answered from it. */
-  peer?: string;
+  peer?: string | undefined;
   /**
    * How often the same request is sent again within `timeoutMs` while no answer comes; default 0. Safe with servers of
    * this library, which run a request once; others may run it again.
    */
-  retry?: number;
+  retry?: number | undefined;
   /**
    * Whether calls that are made at the same time to the same mailbox may share a message, as a JSON-RPC batch. It saves
    * writes, of which an address has few: calls of one moment are sent at once in one message, and those made while it is
    * being written follow in the next. They are also answered together. Default false. MCP requests never share a message.
    */
-  batch?: boolean;
+  batch?: boolean | undefined;
   /**
    * `fast` (default): spends a few more reads, within the read budget, to halve the latency on services that look for new
    * messages in steps of half a second. `frugal`: one long-polling read at a time.
    */
-  latency?: 'fast' | 'frugal';
+  latency?: 'fast' | 'frugal' | undefined;
 }
 
 /** Where a call goes, and how its answer is recognized. */

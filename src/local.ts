@@ -27,13 +27,13 @@ export interface LocalOptions {
    * Which release to behave as. `modern` (default): the newest, open to browsers of every origin; `0.7`: the oldest that
    * is supported.
    */
-  profile?: Profile;
+  profile?: Profile | undefined;
   /** The source of time, for everything but the sockets. Default: the machine's clock. */
-  clock?: Clock;
+  clock?: Clock | undefined;
   /** Limits that differ from those of the public service. Unknown members are ignored. */
-  limits?: Partial<Limits>;
+  limits?: Partial<Limits> | undefined;
   /** The source of random bytes. Default: the platform's. */
-  random?: (bytes: number) => Uint8Array;
+  random?: ((bytes: number) => Uint8Array) | undefined;
 }
 
 /** A local service that listens on a socket: what {@link LocalService.listen} returns. */

@@ -64,19 +64,19 @@ export type Answerer<T> = (params: any, context: InputContext) => T | Promise<T>
  */
 export interface InputHandlers {
   /** Shows a person a form: `params.message` and `params.requestedSchema`. Never answer with secrets. */
-  elicit?: Answerer<ElicitResult>;
+  elicit?: Answerer<ElicitResult> | undefined;
   /** Asks a person to visit a web page: `params.message` and `params.url`. */
-  elicitUrl?: Answerer<ElicitResult>;
+  elicitUrl?: Answerer<ElicitResult> | undefined;
   /** Asks the caller's model: `params.messages`, `params.maxTokens` and so on. Returns `role`, `content` and `model`. */
-  sample?: Answerer<object>;
+  sample?: Answerer<object> | undefined;
   /** Names the caller's root folders, as `file:` URIs. */
-  roots?: Answerer<{ roots: { uri: string; name?: string }[] }>;
+  roots?: Answerer<{ roots: { uri: string; name?: string }[] }> | undefined;
 }
 
 /** Options of {@link mcpListTools}. */
 export interface McpListOptions extends McpOptions {
   /** Whether to ask the server even if a kept list is still valid; default false. */
-  refresh?: boolean;
+  refresh?: boolean | undefined;
 }
 
 /**
@@ -84,18 +84,18 @@ export interface McpListOptions extends McpOptions {
  */
 export interface McpCallOptions extends McpOptions {
   /** Answers to what the tool asks. Default: none, and a tool that must ask fails with code -32021. */
-  onInput?: InputHandlers;
+  onInput?: InputHandlers | undefined;
   /** Called with progress; `done` rises. `message` is untrusted text. */
-  onProgress?: (done: number, total?: number, message?: string) => void;
+  onProgress?: ((done: number, total?: number, message?: string) => void) | undefined;
   /** Called with log lines, which are untrusted. */
-  onLog?: (level: LogLevel, data: Json, logger?: string) => void;
+  onLog?: ((level: LogLevel, data: Json, logger?: string) => void) | undefined;
   /** The lowest level that `onLog` gets; default `info`. */
-  logLevel?: LogLevel;
+  logLevel?: LogLevel | undefined;
   /**
    * Whether the tool may run twice. If so, it is called again under a fresh id when its answer may be among messages that
    * the caller's mailbox lost. Default: what the tool's annotations say, if a list with it has been read; else false.
    */
-  idempotent?: boolean;
+  idempotent?: boolean | undefined;
 }
 
 /** What an MCP server says about itself: the result of {@link mcpDiscover}. Untrusted. */
@@ -167,7 +167,7 @@ export async function mcpDiscover(to: string | Channel, signer: Signer, o: McpOp
 export async function mcpKeepAlive(
   to: string | Channel,
   signer: Signer,
-  o: McpOptions & { everyMs?: number } = {},
+  o: McpOptions & { everyMs?: number | undefined } = {},
 ): Promise<void> {
   const { everyMs = KEEPALIVE_MS, id: _, ...options } = checkObject(o);
   const { clock, onEvent } = transportOf(o);

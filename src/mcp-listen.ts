@@ -8,7 +8,7 @@ import type { Channel } from './channel.ts';
 import { following } from './clock.ts';
 import type { JsonObject } from './dispatch.ts';
 import { checkObject, TechnocoreError, Unavailable } from './errors.ts';
-import { isObject, type Json } from './frames.ts';
+import { compact, isObject, type Json } from './frames.ts';
 import { retrying } from './http.ts';
 import { SUBSCRIPTION_ID } from './mcp.ts';
 import { listsOf, nameOf } from './mcp-client.ts';
@@ -27,24 +27,24 @@ const BRIEF_MS = 60_000;
 /** What {@link mcpListen} listens to. */
 export interface McpFilter {
   /** Changes of the list of tools. */
-  toolsListChanged?: boolean;
+  toolsListChanged?: boolean | undefined;
   /** Changes of the list of prompts. */
-  promptsListChanged?: boolean;
+  promptsListChanged?: boolean | undefined;
   /** Changes of the list of resources. */
-  resourcesListChanged?: boolean;
+  resourcesListChanged?: boolean | undefined;
   /** Updates of these resources, by URI. */
-  resourceSubscriptions?: string[];
+  resourceSubscriptions?: string[] | undefined;
 }
 
 /** Options of {@link mcpListen}. `timeoutMs` is how long it may take to open the subscription. */
 export interface McpListenOptions extends McpOptions {
   /** Called whenever the subscription is opened or renewed, with what the server will notify of. */
-  onReady?: (honoured: McpFilter) => void;
+  onReady?: ((honoured: McpFilter) => void) | undefined;
   /**
    * The time after which the subscription is renewed, in milliseconds; default 3,000,000, as servers may end one after an
    * hour.
    */
-  renewMs?: number;
+  renewMs?: number | undefined;
 }
 
 /**
@@ -210,7 +210,7 @@ function subscribe(
       ended: exchange(
         inner,
         LISTEN,
-        { notifications: { ...filter }, _meta: ownMeta(peer) },
+        { notifications: compact({ ...filter }), _meta: ownMeta(peer) },
         (frame, id) => {
           const { method, params } = frame;
           if (method === 'notifications/cancelled') {

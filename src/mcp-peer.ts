@@ -26,11 +26,11 @@ const MAX_REISSUES = 3;
 /** Options of all MCP requests. `batch` has no effect on them. */
 export interface McpOptions extends CallOptions {
   /** The client's name and version, as the server sees them. Default: those of this library. */
-  clientInfo?: { name: string; version: string; [member: string]: Json };
+  clientInfo?: { name: string; version: string; [member: string]: Json } | undefined;
   /** Client capabilities to declare beyond those that `onInput` implies. */
-  capabilities?: JsonObject;
+  capabilities?: JsonObject | undefined;
   /** Further members of the request's `_meta`, such as `traceparent`. */
-  meta?: JsonObject;
+  meta?: JsonObject | undefined;
 }
 
 /** A server that is asked, and who asks it. */

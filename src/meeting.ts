@@ -10,7 +10,7 @@ import { toBase64url, utf8 } from './bytes.ts';
 import { checkMailbox, type Incoming, type Listener, openMailbox, type SendOptions, type Sent } from './channel.ts';
 import { following } from './clock.ts';
 import { sha256 } from './crypto.ts';
-import { addresseeOf, e2eAccept, e2eOffer, isOffer, type SealedRoom } from './e2e.ts';
+import { addresseeOf, e2eAccept, e2eOffer, isOffer } from './e2e.ts';
 import { BadName, CallTimeout, checkFunction, checkFunctions, type RingGap, TechnocoreError } from './errors.ts';
 import { authorOf, drop, feedOf } from './feed.ts';
 import { compact } from './frames.ts';
@@ -104,7 +104,7 @@ function isMeetingRoom(room: string): boolean {
 export async function connectSealed(
   did: string,
   signer: Signer,
-  o: Options & Partial<SealedRoom> & { timeoutMs?: number } = {},
+  o: Options & { key?: Uint8Array | undefined; room?: string | undefined; timeoutMs?: number | undefined } = {},
 ): Promise<SealedChannel> {
   const t = transportOf(o);
   const { clock } = t;
@@ -158,18 +158,18 @@ export async function connectSealed(
 /** Options of {@link acceptSealed}. */
 export interface AcceptOptions extends Options {
   /** The X25519 private key of the published key, 32 bytes. Default: that of {@link identityKeys}. */
-  privateKey?: Uint8Array;
+  privateKey?: Uint8Array | undefined;
   /** Who may open a channel, by DID. Default: everybody. */
-  allow?: (from: string) => boolean | Promise<boolean>;
+  allow?: ((from: string) => boolean | Promise<boolean>) | undefined;
   /**
    * The most channels at a time; default 8. Each reads a room of its own, and the public service holds four reads of an
    * address at a time.
    */
-  sessions?: number;
+  sessions?: number | undefined;
   /** After how much silence of the other side a channel is ended, in milliseconds; default 600,000. */
-  idleMs?: number;
+  idleMs?: number | undefined;
   /** Called once no later offer can be missed. */
-  onReady?: () => void;
+  onReady?: (() => void) | undefined;
 }
 
 /** The most offers that are answered at a time. */

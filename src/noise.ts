@@ -36,11 +36,11 @@ export interface HandshakeOptions {
   /** The pre-shared key, 32 bytes. */
   psk: Uint8Array;
   /** The responder's static public key, 32 bytes. Required for the initiator; the responder ignores it. */
-  remote?: Uint8Array;
+  remote?: Uint8Array | undefined;
   /** This end's ephemeral private key, 32 bytes, for tests. Default: taken from `random`, which is the only safe way. */
-  ephemeral?: Uint8Array;
+  ephemeral?: Uint8Array | undefined;
   /** The source of random bytes. Default: the platform's. */
-  random?: (bytes: number) => Uint8Array;
+  random?: ((bytes: number) => Uint8Array) | undefined;
 }
 
 /** The two keys of a finished handshake, in use: ChaCha20-Poly1305 without associated data. */

@@ -85,9 +85,10 @@ const isMissing = (cause: unknown): boolean =>
 /** Options of {@link setNote}: the condition of the write. At most one of the two may be given. */
 export interface SetOptions {
   /** Write only if the note's present value is exactly this. */
+  // No `| undefined`, as other options have: what was computed and is not there would make a write without a condition.
   if?: string;
   /** Write only if there is no such note. */
-  ifAbsent?: boolean;
+  ifAbsent?: boolean | undefined;
 }
 
 /**

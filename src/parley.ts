@@ -91,7 +91,7 @@ export interface Peer {
 /** Options of a {@link Session}. `base` and `lane` have no effect: the relay has an address of its own. */
 export interface SessionOptions extends Options {
   /** The host of the relay that invites name, perhaps with a port. Default: the relay's own. */
-  host?: string;
+  host?: string | undefined;
 }
 
 /** The most texts that wait: for the handshake, for a listener, and for a poll while somebody listens. */

@@ -6,6 +6,7 @@
  */
 import { isMailbox } from './channel.ts';
 import { TechnocoreError } from './errors.ts';
+import { compact } from './frames.ts';
 import { Lanes, retrying, type Transport, within } from './http.ts';
 import { resolveIdentity } from './identity.ts';
 import { remember } from './maps.ts';
@@ -19,13 +20,13 @@ import { Workers } from './workers.ts';
  */
 export interface ReplyLimits {
   /** The most answers a day to one such mailbox; default 10. */
-  unprovedPerDay?: number;
+  unprovedPerDay?: number | undefined;
   /** The most answers a day to all such mailboxes that one key names; default 30. */
-  unprovedPerKey?: number;
+  unprovedPerKey?: number | undefined;
   /**
    * The most mailboxes a day that are created by answering; default 5. The public service grants an address 20 new rooms.
    */
-  newRoomsPerDay?: number;
+  newRoomsPerDay?: number | undefined;
 }
 
 const DAY_MS = 86_400_000;
@@ -89,7 +90,7 @@ export class Daily {
 export class ReplyRooms {
   readonly #t: Transport;
   readonly #served: string;
-  readonly #limits: Required<ReplyLimits>;
+  readonly #limits: Record<keyof ReplyLimits, number>;
   readonly #last = new Map<string, string>();
   readonly #named = new Map<string, { room: string | undefined; until: number }>();
   readonly #proved = new Map<string, number>();
@@ -107,7 +108,7 @@ export class ReplyRooms {
     this.#t = t;
     this.#served = served;
     this.#looks = new Workers(LOOKS, MAX_LOOKS, 1, regulars);
-    this.#limits = { unprovedPerDay: 10, unprovedPerKey: 30, newRoomsPerDay: 5, ...limits };
+    this.#limits = { unprovedPerDay: 10, unprovedPerKey: 30, newRoomsPerDay: 5, ...compact({ ...limits }) };
   }
 
   /** True for a room to which answers may go at all. */

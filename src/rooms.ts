@@ -43,14 +43,14 @@ export const PATIENCE_MS = 30_000;
 /** Options of {@link read}. */
 export interface ReadOptions {
   /** Return only messages with a higher `seq` than this. */
-  since?: number;
+  since?: number | undefined;
   /** The most messages to return, 1 to 200; default 50. If more match, the newest are returned. */
-  limit?: number;
+  limit?: number | undefined;
   /**
    * How long the service may hold the request until there is a message after `since`, in milliseconds; default 0. The
    * service cuts it to its own maximum, usually 10,000. Has no effect without `since`.
    */
-  waitMs?: number;
+  waitMs?: number | undefined;
 }
 
 /** @internal Reads a room with one request. */
@@ -364,7 +364,7 @@ async function exported(t: Transport, room: string, signal?: AbortSignal): Promi
  * }
  * ```
  */
-export async function* follow(room: string, o: Options & { since?: number } = {}): AsyncGenerator<Message> {
+export async function* follow(room: string, o: Options & { since?: number | undefined } = {}): AsyncGenerator<Message> {
   const t = transportOf(o);
   checkNumbers(o, ['since']);
   const cursor = new RoomCursor(t, room, o.since);

@@ -309,7 +309,7 @@ export function sealed(
   room: string,
   key: Uint8Array,
   signer: Signer,
-  o: Options & { peer?: string } = {},
+  o: Options & { peer?: string | undefined } = {},
 ): SealedChannel {
   checkSigner(signer);
   const t = transportOf(o);

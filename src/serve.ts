@@ -56,52 +56,52 @@ export interface ServeOptions
   extends Options,
     Pick<DispatcherOptions, 'methods' | 'tools' | 'serverInfo' | 'instructions' | 'pageSize' | 'layer'> {
   /** Who may call, by the caller's DID. Default: everybody. Others get error 1004, or no answer if `silent` is set. */
-  allow?: (from: string) => boolean | Promise<boolean>;
+  allow?: ((from: string) => boolean | Promise<boolean>) | undefined;
   /** Whether callers that `allow` rejects get no answer at all; default false. */
-  silent?: boolean;
+  silent?: boolean | undefined;
   /** Whether answers to the DID `from` may go to the mailbox `room`. Default: the built-in rules alone decide. */
-  replyPolicy?: (from: string, room: string) => boolean;
+  replyPolicy?: ((from: string, room: string) => boolean) | undefined;
   /** Limits on answers to mailboxes that may not be the caller's. */
-  replyLimits?: ReplyLimits;
+  replyLimits?: ReplyLimits | undefined;
   /** The most handlers that run at a time; default 16. Keys that were never answered can have three quarters of them. */
-  concurrency?: number;
+  concurrency?: number | undefined;
   /** The most requests that wait for a handler; default 1,024, of which one key can have a quarter. */
-  queue?: number;
+  queue?: number | undefined;
   /**
    * How long a handler may take, in milliseconds; default 60,000. Then its signal aborts, and the caller gets error 1003.
    */
-  deadlineMs?: number;
+  deadlineMs?: number | undefined;
   /**
    * How long the server may take to end after `signal` has aborted, in milliseconds; default: `deadlineMs` plus 30,000.
    * Answers that are not written by then are dropped (event `undrained`); a ledger in a file keeps them for callers who
    * ask again.
    */
-  drainMs?: number;
+  drainMs?: number | undefined;
   /**
    * Keeps requests and answers, so that no request runs twice. Default: {@link memoryLedger}, which is lost with the
    * process. After a restart without a kept ledger, requests that were signed before it are not believed: a caller who
    * still waits signs anew, and the request runs, perhaps for the second time. {@link fileLedger} is kept.
    */
-  ledger?: Ledger;
+  ledger?: Ledger | undefined;
   /**
    * Keeps how far the mailbox has been read, so that requests which come while the server is down are served later:
    * {@link fileCursor}. Default: none; the server begins with messages that come from now on (in a mailbox that was never
    * opened before, with those that wait there). Needs a kept `ledger`, or finished requests would run again: without one
    * it is refused, and with one in memory there is an event `forgetful`.
    */
-  cursor?: CursorStore;
+  cursor?: CursorStore | undefined;
   /**
    * `fast` (default): keeps a second long-polling read, within the read budget, on services that look for new messages in
    * steps of half a second. `frugal`: one long-polling read.
    */
-  latency?: 'fast' | 'frugal';
+  latency?: 'fast' | 'frugal' | undefined;
   /**
    * Whether to maintain a signed note that tells those who know the mailbox that it is being served, by which a
    * {@link CallTimeout} can say whether there is a server. Costs a write at the start, every ten minutes and at the end,
    * and a read before each until another server with this key is found. That is an event `warning`, or a console warning
    * if there is no `onEvent`. Default true.
    */
-  presence?: boolean;
+  presence?: boolean | undefined;
   /**
    * Whether several servers with the same seed, usually on different machines, share this mailbox and its callers. All of
    * them must set it. When one dies, the others take over its callers after `leaseMs`, by default 60,000 milliseconds:
@@ -113,15 +113,15 @@ export interface ServeOptions
    * believes nothing that was signed before. A request among them that another server took runs again if its caller asks
    * again under the same id, or if the caller's clock was ahead.
    */
-  claim?: boolean | { leaseMs?: number };
+  claim?: boolean | { leaseMs?: number | undefined } | undefined;
   /**
    * Whether to read requests that are too long for a message from notes, at up to 16 reads each. Default: only if `allow`
    * is given. {@link mcpCallTool} and `RoomClientTransport` send such requests, to servers that say that they read them;
    * {@link call} and the A2A functions never do.
    */
-  spill?: boolean;
+  spill?: boolean | undefined;
   /** Called once no later request can be missed. */
-  onReady?: () => void;
+  onReady?: (() => void) | undefined;
 }
 
 /**

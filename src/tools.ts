@@ -112,23 +112,23 @@ export interface ToolAnnotations {
 /** Options of {@link tool}. */
 export interface ToolOptions {
   /** A name for people. */
-  title?: string;
+  title?: string | undefined;
   /**
    * The JSON Schema (any root type) or Standard Schema of the structured result. A result that does not satisfy it
    * becomes one with `isError`.
    */
-  outputSchema?: object;
+  outputSchema?: object | undefined;
   /** What the tool's effects are. */
-  annotations?: ToolAnnotations;
+  annotations?: ToolAnnotations | undefined;
   /** Icons, each with `src`, and perhaps `mimeType` and `sizes`. */
-  icons?: JsonObject[];
+  icons?: JsonObject[] | undefined;
   /**
    * Whether the tool may run twice for the same call, as after a crash of the server. Default: what the annotations
    * `idempotentHint` or `readOnlyHint` say.
    */
-  idempotent?: boolean;
+  idempotent?: boolean | undefined;
   /** Called with warnings about the tool, instead of the console. */
-  onEvent?: (event: Event) => void;
+  onEvent?: ((event: Event) => void) | undefined;
 }
 
 /**

@@ -1,3 +1,4 @@
+import { readdirSync, readFileSync } from 'node:fs';
 import { expect, test } from 'vitest';
 import * as bridge from '../src/bridge.ts';
 import * as local from '../src/local.ts';
@@ -199,6 +200,62 @@ test.each([
     expect(await codeOf({ [name]: 'x' })).toEqual(['bad_option', expect.stringContaining(`not ${name};`)]);
   }
   expect(await codeOf({ base: undefined })).not.toEqual(['bad_option', expect.anything()]);
+});
+
+const src = new URL('../src/', import.meta.url);
+/** Every member of options, undefined. */
+const NOTHING: Record<string, undefined> = Object.fromEntries(
+  readdirSync(src).flatMap((file) =>
+    [...readFileSync(new URL(file, src), 'utf8').matchAll(/\b(\w+)\?: [^;{}]*\| undefined\b/g)].map(([, name]) => [
+      name!,
+    ]),
+  ),
+);
+
+test('an option that is undefined is one that is not there', async () => {
+  expect(NOTHING).toMatchObject({ base: undefined, methods: undefined, replyTo: undefined, layer: undefined });
+  const w = world();
+  const bob = signer(2);
+  const nothing: any = { ...NOTHING, ...w.o };
+  const own = { ...nothing, replyTo: 'mb-p-bob' };
+  const stop = new AbortController();
+  const run = async (): Promise<void> => {
+    const methods = new Map([...L.methods, ...L.a2aAgent(() => 'yes', {}, { ...NOTHING, clock: w.clock }).methods]);
+    // With nothing named, the defaults are served, MCP among them.
+    const served: Promise<void>[] = [];
+    for (const [i, what] of [{}, { methods, tools: L.tools }].entries()) {
+      await new Promise<void>((onReady) => {
+        served.push(L.serve(`mb-p-nothing-${i}`, alice, { ...nothing, ...what, signal: stop.signal, onReady }));
+      });
+    }
+    const { signMessage } = L.Signer.prototype;
+    const signed = signMessage.call(alice, 'lobby', 1, 'hello');
+    expect(await L.call('mb-p-nothing-0', 'technocore/verify', signed, bob, own)).toEqual({ valid: true });
+    const { structuredContent } = await L.mcpCallTool('mb-p-nothing-0', 'technocore/verify', signed, bob, own);
+    expect(structuredContent).toEqual({ valid: true });
+    expect((await L.mcpListTools('mb-p-nothing-0', bob, own)).length).toBe(2);
+    expect(L.a2aText((await L.a2aSend('mb-p-nothing-1', 'hi', bob, own)).message)).toBe('yes');
+    await L.publishIdentity(bob, { mailbox: 'mb-p-bob', x25519: undefined }, nothing);
+    const { room, key: roomKey } = await L.e2eOfferTo(bob.did, alice, nothing);
+    await L.e2eSend(room, roomKey, 'sealed', nothing);
+    expect((await L.e2eRead(room, roomKey, nothing)).messages).toMatchObject([{ text: 'sealed' }]);
+    await L.setNote('ns', 'key', 'value', { ...nothing });
+    expect(await L.getNote('ns', 'key', nothing)).toBe('value');
+    for await (const { text } of L.e2eFollow(room, roomKey, { ...nothing, since: 0 })) {
+      expect(text).toBe('sealed');
+      break;
+    }
+    stop.abort();
+    await Promise.all(served);
+  };
+  await w.run(run());
+  const frame = { jsonrpc: '2.0', id: 1, method: 'ping' };
+  for (const options of [NOTHING, { ...NOTHING, tools: new Map() }]) {
+    const { tools } = options as any;
+    const bare = await L.createDispatcher(tools ? { tools } : {}).dispatch(frame, NOTHING);
+    expect(await L.createDispatcher(options).dispatch(frame, NOTHING)).toEqual(bare);
+    expect(await L.dispatch(frame, NOTHING, options)).toEqual(bare);
+  }
 });
 
 test('a2aAgent takes no store among what its card holds, and else what it likes', () => {

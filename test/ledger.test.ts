@@ -389,6 +389,11 @@ test('whatever comes in whatever order, no request runs twice while it is rememb
   );
 });
 
+test('a limit that is undefined is the default', () => {
+  const limits = { windowMs: undefined, entries: undefined, chars: undefined, floors: undefined };
+  expect(new LedgerState(limits)).toEqual(new LedgerState());
+});
+
 test('memoryLedger is one', async () => {
   const ledger = memoryLedger({ entries: 4 });
   const { verdicts } = await ledger.admit(

@@ -99,10 +99,12 @@ describe.each(PROFILES)('how many answers go there, %s', (profile) => {
   });
 
   test('few of the day’s new rooms are spent on answers, whoever asks', async () => {
-    const { replies } = rooms(profile, { newRoomsPerDay: 2 });
-    const outcomes = [];
-    for (let i = 0; i < 4; i++) outcomes.push(await replies.admits(signer(10 + i).did, `mb-p-${i}`));
-    expect(outcomes).toEqual(['unproved', 'unproved', undefined, undefined]);
+    for (const [newRoomsPerDay, admitted] of [[2, 2] as const, [undefined, 5] as const]) {
+      const { replies } = rooms(profile, { newRoomsPerDay });
+      const outcomes = [];
+      for (let i = 0; i < admitted + 2; i++) outcomes.push(await replies.admits(signer(10 + i).did, `mb-p-${i}`));
+      expect(outcomes).toEqual([...Array(admitted).fill('unproved'), undefined, undefined]);
+    }
   });
 
   test('one key cannot have us write to more and more rooms, nor read them', async () => {

@@ -28,7 +28,7 @@ import * as localService from 'technocore-rpc/local';
 import type { Invite, Peer, Received, Relay, Secret, Transport } from 'technocore-rpc/parley';
 import * as parley from 'technocore-rpc/parley';
 
-// Members are properties, not methods: of those, the compiler compares parameters one way only.
+// Members are properties, not methods: of those, the compiler compares parameters one way only. Options may be undefined.
 interface Functions {
   MAX_TEXT: 4096;
   MAX_NOTE: 8192;
@@ -37,11 +37,19 @@ interface Functions {
   verify: (did: string, sig: string, canonical: string) => boolean;
   explain: (room: string, m: Message) => string | undefined;
   say: (room: string, nick: string, text: string, o?: Options) => Promise<{ seq: number }>;
-  read: (room: string, o?: Options & { since?: number; limit?: number; waitMs?: number }) => Promise<RoomView>;
-  follow: (room: string, o?: Options & { since?: number }) => AsyncGenerator<Message>;
+  read: (
+    room: string,
+    o?: Options & { since?: number | undefined; limit?: number | undefined; waitMs?: number | undefined },
+  ) => Promise<RoomView>;
+  follow: (room: string, o?: Options & { since?: number | undefined }) => AsyncGenerator<Message>;
   verifyMessage: (room: string, m: Message) => 'valid' | 'invalid' | 'unverifiable';
   getNote: (ns: string, key: string, o?: Options) => Promise<string | undefined>;
-  setNote: (ns: string, key: string, value: string, o?: Options & { if?: string; ifAbsent?: boolean }) => Promise<void>;
+  setNote: (
+    ns: string,
+    key: string,
+    value: string,
+    o?: Options & { if?: string; ifAbsent?: boolean | undefined },
+  ) => Promise<void>;
   listNotes: (ns: string, o?: Options) => Promise<string[]>;
   claimRoom: (room: string, signer: Signer, o?: Options) => Promise<void>;
   methods: Map<string, Handler>;
@@ -56,7 +64,7 @@ interface Functions {
     room: string,
     key: Uint8Array,
     text: string,
-    o?: Options & { signer?: Signer; nick?: string },
+    o?: Options & { signer?: Signer | undefined; nick?: string | undefined },
   ) => Promise<{ seq: number }>;
 }
 export const given: Functions = main;
