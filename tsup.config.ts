@@ -136,6 +136,23 @@ const ownNames: NonNullable<Options['plugins']>[number] = {
   },
 };
 
+/** Comments of namespaces are lost on the way. */
+const PARLEY = 'All that the module `technocore-rpc/parley` exports: a Noise channel over an untrusted relay.';
+
+/**
+ * Where a type of parley has the name of another, or any has that of a global, api-extractor numbers it, which editors and
+ * the compiler's messages show. The one gets a name that tells whose it is, the other its own, which hides the global.
+ */
+function ownTypeNames(text: string): string {
+  const rename = (from: string, to: string): string => text.replace(new RegExp(`\\b${from}\\b`, 'g'), to);
+  for (const [line, name] of [...text.matchAll(/^export \{ (\w+)_2 as \1 \};?\s*$/gm)]) {
+    text = text.replace(line, '').replace(new RegExp(`^declare (?=\\w+ ${name}_2\\b)`, 'm'), 'export $&');
+    text = rename(`${name}_2`, name!);
+  }
+  for (const [, name] of [...text.matchAll(/^ +(\w+)_2 as \1,?$/gm)]) text = rename(`${name}_2`, `Parley${name}`);
+  return text;
+}
+
 const common: Options = {
   format: 'esm',
   target: 'es2022',
@@ -171,7 +188,8 @@ export default defineConfig([
       const rollup = 'dist/vendor/technocore-rpc.d.ts';
       extract('vendor', { rollup: `<projectFolder>/${rollup}` });
       // The header of a source file stays with the first declaration in it, unless an import stands between the two.
-      const input = readFileSync(rollup, 'utf8').replace(/\/\*\*(?:(?!\*\/)[\s\S])*@module\s*\*\/\s*/g, '');
+      const text = readFileSync(rollup, 'utf8').replace(/\/\*\*(?:(?!\*\/)[\s\S])*@module\s*\*\/\s*/g, '');
+      const input = ownTypeNames(text).replace(/^export declare namespace parley\b/m, `/** ${PARLEY} */\n$&`);
       // Behind most of the tags in comments, api-extractor indents all that follows a little more.
       const biome = ['format', '--stdin-file-path=vendor.d.ts'];
       writeFileSync(rollup, execFileSync('node_modules/.bin/biome', biome, { input }));

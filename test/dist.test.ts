@@ -457,6 +457,9 @@ describe('the vendored file', () => {
     expect(lines.length).toBeGreaterThan(3000);
     expect(lines.filter((line) => /^ {14}/.test(line) || line.length > 300)).toEqual([]);
     expect(lines.filter((line) => line.includes('@module'))).toEqual([]);
+    // Nor has anything a name with a number, which api-extractor gives to the second of a name.
+    expect(lines.filter((line) => /\w_\d\b/.test(line))).toEqual([]);
+    expect(lines.filter((line) => /\b(interface|class) \w*Identity\b/.test(line))).toHaveLength(2);
   });
 
   test('imports nothing, and works alone in a folder', async () => {
