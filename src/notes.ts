@@ -254,7 +254,12 @@ export async function claimRoom(room: string, signer: Signer, o: Options = {}): 
  * @throws a {@link MayHaveLanded} if the response was lost and the outcome cannot be found out
  * @throws a {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} as {@link setNote} does
  */
-export async function allowWriters(room: string, dids: string[], signer: Signer, o: Options = {}): Promise<void> {
+export async function allowWriters(
+  room: string,
+  dids: readonly string[],
+  signer: Signer,
+  o: Options = {},
+): Promise<void> {
   checkSigner(signer);
   if (!Array.isArray(dids)) throw new BadName(dids, 'the writers must be an array of did:key');
   const bad = dids.find((did) => !isDid(did));

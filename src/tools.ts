@@ -121,7 +121,7 @@ export interface ToolOptions {
   /** What the tool's effects are. */
   annotations?: ToolAnnotations | undefined;
   /** Icons, each with `src`, and perhaps `mimeType` and `sizes`. */
-  icons?: JsonObject[] | undefined;
+  icons?: readonly JsonObject[] | undefined;
   /**
    * Whether the tool may run twice for the same call, as after a crash of the server. Default: what the annotations
    * `idempotentHint` or `readOnlyHint` say.

@@ -471,7 +471,8 @@ export async function rooms(): Promise<void> {
   }
   const { p, mb, d, e }: RoomClasses = roomClasses('mb-x');
   if (p || mb || d || e) await claimRoom('d-x', signer, o);
-  await allowWriters('d-x', [did], signer, o);
+  const writers: readonly string[] = [did];
+  await allowWriters('d-x', writers, signer, o);
   const condition: SetOptions = (await getNote('ns', 'k', o)) === undefined ? { ifAbsent: true } : { if: 'old' };
   await setNote('ns', sweep('k', MAX_NOTE, 'the key'), 'new', { ...o, ...condition });
   const keys: string[] = await listNotes('ns', o);
@@ -609,6 +610,8 @@ export async function mcpTools(): Promise<void> {
   const listed: Tool[] = await mcpListTools(channel, signer, listing);
   const { name, title, description, inputSchema, outputSchema, annotations, icons, _meta, layer } = listed[0]!;
   layer?.({}).close();
+  // What a server lists can be offered again.
+  if (icons) tool(name, description ?? '', inputSchema, adding, { icons });
   const args = {
     name,
     title: title ?? description,
