@@ -507,8 +507,8 @@ export class RelayRefused extends TechnocoreError {
    * Why. `no-channel`: never opened, or forgotten; `exists`: the channel to open is there already; `full`: both seats are
    * taken; `nobody`: the other seat is empty; `token`: the token is not accepted.
    */
-  readonly reason: string;
-  constructor(reason: string, message: string) {
+  readonly reason: 'no-channel' | 'exists' | 'full' | 'nobody' | 'token';
+  constructor(reason: RelayRefused['reason'], message: string) {
     super('relay_refused', message);
     this.reason = reason;
   }

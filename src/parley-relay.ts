@@ -75,15 +75,15 @@ const MAX_ANSWER = 1 << 26;
 /** The most frames that are taken of one response, so that none blocks the program. The rest is read next. */
 const MAX_FRAMES = 16_384;
 
-const REFUSALS = {
+type Refusal = RelayRefused['reason'];
+
+const REFUSALS: Record<Refusal, string> = {
   'no-channel': 'the relay does not know the channel (any more)',
   exists: 'the channel exists already',
   full: 'both seats are taken; if not by you, use a new invite and compare fingerprints',
   nobody: 'nobody has joined',
   token: 'the relay does not accept the token',
-} as const;
-
-type Refusal = keyof typeof REFUSALS;
+};
 
 /** @internal */
 export const refused = (reason: Refusal, more = ''): RelayRefused => new RelayRefused(reason, REFUSALS[reason] + more);

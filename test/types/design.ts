@@ -321,7 +321,7 @@ interface Carried {
   };
   DecryptError: { code: 'decrypt'; layer: 'encoding' | 'key' | 'tag' | 'layout' };
   BadInvite: { code: 'bad_invite'; reason: string };
-  RelayRefused: { code: 'relay_refused'; reason: string };
+  RelayRefused: { code: 'relay_refused'; reason: 'no-channel' | 'exists' | 'full' | 'nobody' | 'token' };
   HandshakeFailed: { code: 'handshake_failed'; reason: string };
   SessionClosed: { code: 'session_closed'; reason: string };
 }
