@@ -31,6 +31,7 @@ import {
 } from './cli-kit.ts';
 import { hmacSha256 } from './crypto.ts';
 import { Files } from './files.ts';
+import { environmentUrl } from './http.ts';
 import {
   type Event,
   fileCursor,
@@ -114,7 +115,7 @@ function connectCommand(mailbox: string, peer: string | undefined, more: string[
 }
 
 const baseFlag = (args: Args): string[] => {
-  const base = args.text('base') ?? process.env['TECHNOCORE_URL'];
+  const base = args.text('base') ?? environmentUrl();
   return base === undefined ? [] : ['--base', base];
 };
 

@@ -71,7 +71,12 @@ const DEFAULT_BASE = 'https://technocore.chat';
 // fetch -> clock -> base -> what is shared. Weak, so that all of a simulated world is garbage-collected with its clock.
 const worlds = new WeakMap<typeof fetch, WeakMap<Clock, Map<string, Shared>>>();
 
-function environmentUrl(): string | undefined {
+/**
+ * The service that the environment names, where there is one.
+ *
+ * @internal
+ */
+export function environmentUrl(): string | undefined {
   try {
     const { process } = globalThis as { process?: { env?: Record<string, string | undefined> } };
     // Set to nothing is the way of shells and containers to unset it.
