@@ -53,7 +53,7 @@ export class Programs {
     return { stop: () => stop(), done };
   }
 
-  /** What the compiler has to say about TypeScript, under strict, and under further options. */
+  /** What the compiler has to say about TypeScript, as strict as there is for users, and with further options. */
   async typeErrors(sources: readonly (readonly [name: string, code: string])[], options: object = {}): Promise<string> {
     const dir = join(this.folder, `types-${(await readdir(this.folder)).length}`);
     await mkdir(dir);
@@ -61,6 +61,9 @@ export class Programs {
       target: 'es2022',
       module: 'nodenext',
       strict: true,
+      exactOptionalPropertyTypes: true,
+      noUncheckedIndexedAccess: true,
+      verbatimModuleSyntax: true,
       noEmit: true,
       skipLibCheck: true,
       types: ['node'],

