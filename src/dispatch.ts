@@ -310,6 +310,9 @@ export interface Layered {
   readonly layer?: MakeLayer;
 }
 
+/** The name and version of a client or server, and what else it says about itself (MCP Implementation). */
+export type Implementation = { name: string; version: string; [member: string]: Json };
+
 /** Options of {@link createDispatcher}: what it answers with. */
 export interface DispatcherOptions {
   /** Plain methods by name. Looked up at each call, so that methods may be added and removed. */
@@ -320,7 +323,7 @@ export interface DispatcherOptions {
    */
   tools?: Map<string, Layered> | undefined;
   /** The server's name and version, as MCP clients see it. */
-  serverInfo?: { name: string; version: string; [key: string]: Json } | undefined;
+  serverInfo?: Implementation | undefined;
   /** What a model should know about the server; part of the answer to MCP's `server/discover`. */
   instructions?: string | undefined;
   /** The most tools on one page of `tools/list`. Pages are also cut so that each fits into one frame. */

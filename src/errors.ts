@@ -290,7 +290,7 @@ export class RateLimited extends TechnocoreError {
   readonly retryAfterMs: number;
   /** The budget that is spent. */
   readonly bucket: 'read' | 'write';
-  constructor(bucket: 'read' | 'write', retryAfterMs: number, message?: string) {
+  constructor(bucket: RateLimited['bucket'], retryAfterMs: number, message?: string) {
     super('rate_limited', message ?? `the ${bucket} budget is spent; try again in ${Math.ceil(retryAfterMs)} ms`);
     this.bucket = bucket;
     this.retryAfterMs = retryAfterMs;
@@ -421,7 +421,7 @@ export class RingGap extends TechnocoreError {
   readonly oldest: number;
   /** `overflow`: the ring dropped old messages; `recreated`: this is another room under the same name. */
   readonly reason: 'overflow' | 'recreated';
-  constructor(room: string, expected: number, oldest: number, reason: 'overflow' | 'recreated') {
+  constructor(room: string, expected: number, oldest: number, reason: RingGap['reason']) {
     super(
       'ring_gap',
       reason === 'recreated'
@@ -450,14 +450,7 @@ export class CallTimeout extends TechnocoreError {
    * says that it ended, or is out of date; `no-answer`: a server is or may be there, and did not answer in time.
    */
   readonly reason: 'no-room' | 'no-server' | 'no-answer';
-  constructor(
-    room: string,
-    id: string,
-    afterMs: number,
-    reason: 'no-room' | 'no-server' | 'no-answer',
-    hint: string,
-    cause?: unknown,
-  ) {
+  constructor(room: string, id: string, afterMs: number, reason: CallTimeout['reason'], hint: string, cause?: unknown) {
     super('call_timeout', `no answer ${id && `to ${id} `}from ${room} after ${afterMs} ms: ${hint}`, cause);
     this.room = room;
     this.id = id;
@@ -477,7 +470,7 @@ export class DecryptError extends TechnocoreError {
    * the text was changed, or encrypted to another key; `layout`: it was decrypted, and its contents are malformed.
    */
   readonly layer: 'encoding' | 'key' | 'tag' | 'layout';
-  constructor(layer: 'encoding' | 'key' | 'tag' | 'layout', message: string) {
+  constructor(layer: DecryptError['layer'], message: string) {
     super('decrypt', message);
     this.layer = layer;
   }

@@ -9,7 +9,7 @@
  */
 import { toBase64url } from './bytes.ts';
 import { type Channel, isChannel } from './channel.ts';
-import { INVALID_PARAMS, type JsonObject, toJson } from './dispatch.ts';
+import { type Implementation, INVALID_PARAMS, type JsonObject, toJson } from './dispatch.ts';
 import { checkObject, RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { orAbort, sharedOf, transportOf } from './http.ts';
@@ -107,7 +107,7 @@ export interface DiscoverResult {
   /** What a model should know about it. */
   instructions?: string;
   /** Its name and version. */
-  serverInfo?: { name: string; version: string; [member: string]: Json };
+  serverInfo?: Implementation;
   /** How long this may be cached, in milliseconds: 0 to a day. */
   ttlMs: number;
   /** Whether a cache may show it to other callers. */

@@ -7,7 +7,7 @@
 import { notify } from './call.ts';
 import { type Channel, isChannel } from './channel.ts';
 import { converse, type Taken } from './conversation.ts';
-import { type JsonObject, resultOf } from './dispatch.ts';
+import { type Implementation, type JsonObject, resultOf } from './dispatch.ts';
 import { checkObject, type RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, isObject, type Json, metaIn } from './frames.ts';
 import { sharedOf, type Transport, transportOf } from './http.ts';
@@ -26,7 +26,7 @@ const MAX_REISSUES = 3;
 /** Options of all MCP requests. `batch` has no effect on them. */
 export interface McpOptions extends CallOptions {
   /** The client's name and version, as the server sees them. Default: those of this library. */
-  clientInfo?: { name: string; version: string; [member: string]: Json } | undefined;
+  clientInfo?: Implementation | undefined;
   /** Client capabilities to declare beyond those that `onInput` implies. */
   capabilities?: JsonObject | undefined;
   /** Further members of the request's `_meta`, such as `traceparent`. */

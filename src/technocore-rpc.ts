@@ -88,6 +88,7 @@ export {
   type DispatcherOptions,
   type Handler,
   type Id,
+  type Implementation,
   idempotent,
   type JsonObject,
   type Layer,

@@ -168,6 +168,15 @@ declare const o: DesignedOptions & Serving;
 export const options: [Options, ServeOptions] = [o, o];
 export const dispatcher: DispatcherOptions = { ...options[1], stateKey: new Uint8Array(32), clock: main.systemClock };
 
+declare const made: Dispatcher;
+export const pure: {
+  dispatch: (
+    frame: unknown,
+    context?: { from?: string; room?: string; signal?: AbortSignal; emit?: (frame: Json) => void },
+  ) => Promise<Json | undefined>;
+  close: () => void;
+} = made;
+
 interface DesignedMessage {
   seq: number;
   ts: string;

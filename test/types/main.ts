@@ -115,6 +115,7 @@ import {
   HttpError,
   type Id,
   type Identity,
+  type Implementation,
   type Incoming,
   type InputContext,
   type InputHandlers,
@@ -606,7 +607,8 @@ export async function mcpTools(): Promise<void> {
     signer,
     mcp,
   );
-  events.push(supportedVersions[0] ?? '', serverInfo?.name ?? cacheScope, more.instructions ?? `${ttlMs}`);
+  const server: Implementation | undefined = serverInfo;
+  events.push(supportedVersions[0] ?? '', server?.name ?? cacheScope, more.instructions ?? `${ttlMs}`);
   const listed: Tool[] = await mcpListTools(channel, signer, listing);
   const { name, title, description, inputSchema, outputSchema, annotations, icons, _meta, layer } = listed[0]!;
   layer?.({}).close();
