@@ -33,21 +33,21 @@ export type A2ASaid = string | A2APart[];
 /** An artifact, as a handler makes one. It has either `parts` or `text`. */
 export interface A2AMade {
   /** The content. */
-  parts?: A2APart[];
+  parts?: A2APart[] | undefined;
   /** The content, if it is one text. */
-  text?: string;
+  text?: string | undefined;
   /** A name for people. */
-  name?: string;
+  name?: string | undefined;
   /** What it is. */
-  description?: string;
+  description?: string | undefined;
   /** The id. Default: a new one. With the id of an earlier artifact of the task, this one replaces it. */
-  artifactId?: string;
+  artifactId?: string | undefined;
   /** Whether to append the parts to the artifact of that id instead. */
-  append?: boolean;
+  append?: boolean | undefined;
   /** Whether nothing more will be appended. */
-  lastChunk?: boolean;
+  lastChunk?: boolean | undefined;
   /** Further data. */
-  metadata?: JsonObject;
+  metadata?: JsonObject | undefined;
 }
 
 /**
@@ -85,7 +85,7 @@ export interface A2ATask {
 }
 
 /** What an {@link A2AHandler} may return: a text, a message of parts, or nothing. */
-export type A2AReply = string | { parts: A2APart[]; metadata?: JsonObject } | undefined;
+export type A2AReply = string | { parts: A2APart[]; metadata?: JsonObject | undefined } | undefined;
 /** What an {@link A2AHandler} that is a generator may yield: a message about its work, an artifact, or a state. */
 export type A2AYield = string | A2AMade | { state: string; said?: A2ASaid };
 

@@ -28,7 +28,7 @@ export interface Sent {
   /** The position of the message in its room or session; 0 if it is not known, or not sent yet. */
   seq: number;
   /** True if the room shows no other writer, and nobody who reads there. */
-  alone?: boolean;
+  alone?: boolean | undefined;
 }
 
 /**
@@ -50,11 +50,11 @@ export interface Channel {
    */
   listen(listener: Listener, signal?: AbortSignal): Promise<() => void>;
   /** The most characters of one frame; default {@link MAX_TEXT}. */
-  readonly limit?: number;
+  readonly limit?: number | undefined;
   /** Sends one frame, as text. */
   send(text: string, o?: SendOptions): Promise<Sent>;
   /** How texts that are too long for a frame are sent; absent if they cannot be. */
-  readonly spill?: Spill;
+  readonly spill?: Spill | undefined;
 }
 
 // --- mailboxes ---------------------------------------------------------------------------------------------------

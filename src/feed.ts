@@ -23,9 +23,9 @@ export interface Incoming {
   /** Its position there. */
   readonly seq: number;
   /** Decimal digits that rise with every message of one writer, so that a replayed message is recognized. */
-  readonly nonce?: string;
+  readonly nonce?: string | undefined;
   /** When it was written, in milliseconds since the epoch by the service's clock. */
-  readonly at?: number;
+  readonly at?: number | undefined;
 }
 
 /**
@@ -61,7 +61,7 @@ export interface Listener {
   /**
    * Whether messages come unasked, as to a server. Then a second read, half a step after the first, halves their latency.
    */
-  readonly stagger?: boolean;
+  readonly stagger?: boolean | undefined;
 }
 
 const SIGS = {};

@@ -46,7 +46,7 @@ export interface Abortable {
  */
 export interface Relay {
   /** The host for invites, if the relay knows it. */
-  readonly host?: string;
+  readonly host?: string | undefined;
   /** Opens a channel, which whoever shows the token `expect` may join. */
   open(channel: ChannelID, expect: JoinToken, o?: Abortable): Promise<Membership>;
   /** Takes the second seat of a channel, by showing its token. */

@@ -262,6 +262,30 @@ class Loopback implements Channel {
   }
 }
 
+/** Hands on what another has: members that it may not have are undefined here. */
+class Watched implements Channel {
+  readonly #inner: Channel;
+  readonly room: string;
+  readonly self: string;
+  readonly limit: number | undefined;
+  readonly spill: Spill | undefined;
+  constructor(inner: Channel) {
+    this.#inner = inner;
+    ({ room: this.room, self: this.self, limit: this.limit, spill: this.spill } = inner);
+  }
+  listen(listener: Listener, signal?: AbortSignal): Promise<() => void> {
+    const message = ({ from, text, room, seq, nonce, at }: Incoming): void => {
+      events.push(text);
+      listener.message({ from, text, room, seq, nonce, at });
+    };
+    return this.#inner.listen({ ...listener, message, stagger: listener.stagger }, signal);
+  }
+  async send(text: string, o?: SendOptions): Promise<Sent> {
+    const { seq, alone } = await this.#inner.send(text, { signal: o?.signal, deadline: o?.deadline });
+    return { seq, alone };
+  }
+}
+
 const listener: Listener = {
   message: (m) => void heard.push(m),
   gap: ({ oldest, reason }) => void [oldest.toFixed(), reason === 'overflow'],
@@ -508,7 +532,7 @@ const add: Handler = async ({ a, b }: Sum, context) => {
   return a + b;
 };
 const signer = Signer.generate();
-const channel: Channel = new Loopback();
+const channel: Channel = new Watched(new Loopback());
 methods.set('add', idempotent(add)).set('count', async function* ({ n }: { n: number }) {
   for (let i = 0; i < n; i++) yield i;
   return n;
