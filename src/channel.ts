@@ -137,9 +137,15 @@ async function writtenLine(t: Transport, room: string, key: SigningKey, signal: 
   return { seq: ours.seq, at };
 }
 
-async function freshLine(t: Transport, room: string, key: SigningKey, signal?: AbortSignal): Promise<Line> {
+async function freshLine(
+  t: Transport,
+  room: string,
+  key: SigningKey,
+  signal?: AbortSignal,
+  deadline?: number,
+): Promise<Line> {
   const at = t.clock.now();
-  const { seq, place } = await saySigned(t, key, room, OPENING, signal);
+  const { seq, place } = await saySigned(t, key, room, OPENING, signal, deadline);
   if (place) feedOf(t, room).sawEnd(place);
   return { seq, at };
 }
@@ -179,10 +185,10 @@ export function openMailbox(
     };
     opened.set(name, (entry = made));
   } else if (entry.line && feed && !entry.isRenewed && !isInSight(t, room, entry.line, feed)) {
-    // The old line has served so far: nobody has to wait for the new one.
+    // The old line has served so far: nobody has to wait for the new one, nor does it wait for a turn in the budget.
     const renewed = entry;
     renewed.isRenewed = true;
-    void freshLine(t, room, key)
+    void freshLine(t, room, key, signal, t.clock.now())
       .then(
         (line) => {
           renewed.line = line;

@@ -28,6 +28,11 @@ const MAX_TIMES = 10;
  */
 const ANSWER_SHARE = 0.25;
 const ANSWER_MS = 10_000;
+/**
+ * How often a request is signed anew. A server that read the first one late asks for a nonce that is too low by as much as
+ * that: it will know better by the next.
+ */
+const MAX_RAISED = 3;
 /** How far ahead of our clock a nonce may be that a server asks for, ms: as for those that the service asks for. */
 const MAX_AHEAD_MS = 86_400_000;
 /** The most spilled answers of one key that a call looks at. */
@@ -197,8 +202,8 @@ class Conversation implements Waiting {
   #pause: AbortController | undefined;
   /** The answer to the present attempt may be lost. */
   #isLost = false;
-  /** The request has been signed anew once, as the server asked. */
-  #isAnew = false;
+  /** The nonces above which the request was signed anew, as the server asked. */
+  readonly #raised: number[] = [];
   #sent: Sent | undefined;
   /** If no answer comes, thrown instead of a timeout: a write that may have landed, or an answer that cannot be read. */
   #doubt: unknown;
@@ -329,7 +334,7 @@ class Conversation implements Waiting {
   async #sendAnew(nonce: string): Promise<void> {
     const { clock, onEvent } = this.#t;
     const [room, id] = [this.#room, this.#id];
-    this.#isAnew = true;
+    this.#raised.push(Number(nonce));
     onEvent({ kind: 'retry', room, id, afterMs: 0, nonce });
     try {
       await this.#signer.raiseNonce(room, nonce, clock);
@@ -358,8 +363,10 @@ class Conversation implements Waiting {
       return;
     }
     if (kind === 'spilled') return void this.#unspill(frame, from);
-    const nonce = kind === 'response' && !this.#isAnew ? nonceAsked(frame, this.#t.clock.now(), at) : undefined;
-    if (nonce !== undefined) return void this.#sendAnew(nonce);
+    const nonce = kind === 'response' ? nonceAsked(frame, this.#t.clock.now(), at) : undefined;
+    if (nonce !== undefined && this.#raised.length < MAX_RAISED && Number(nonce) > (this.#raised.at(-1) ?? 0)) {
+      return void this.#sendAnew(nonce);
+    }
     try {
       const taken = this.#handling.take(frame, kind);
       if (taken === undefined) return;

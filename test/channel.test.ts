@@ -3,7 +3,7 @@ import { checkMailbox, isChannel, isMailbox, mailboxPair, openMailbox } from '..
 import { BadName } from '../src/errors.ts';
 import { authorOf, Feed, feedOf, type Incoming, type Listener } from '../src/feed.ts';
 import { compact } from '../src/frames.ts';
-import { transportOf } from '../src/http.ts';
+import { budgetOf, transportOf } from '../src/http.ts';
 import type { Message } from '../src/messages.ts';
 import { read, say } from '../src/rooms.ts';
 import { broken, faulty, PROFILES, signer, type World, world } from './support.ts';
@@ -359,5 +359,34 @@ describe.each(PROFILES)('a mailbox is opened, %s', (profile) => {
     down = false;
     await openMailbox(t, 'mb-p-a', alice);
     expect((await read('mb-p-a', w.o)).messages).toHaveLength(1);
+  });
+
+  test('again once the line is out of sight, beside what is sent, unless that takes waiting', async () => {
+    const w = world(profile, { writesPerMinute: 120 });
+    const budget = budgetOf(w.t, 'write');
+    const pair = mailboxPair(w.t, alice, 'mb-p-b', 'mb-p-a');
+    const leave = await w.run(pair.listen(heard(), new AbortController().signal));
+    const lines = async (): Promise<number> => {
+      const { messages } = await w.run(read('mb-p-a', { ...w.o, limit: 200 }));
+      return messages.filter(({ from }) => from === alice.did).length;
+    };
+    await w.run(pair.send('one'));
+    for (let i = 0; i < 60; i++) {
+      await w.run(bob.say('mb-p-a', `${i}`, { ...w.o, fetch: w.service.client(`bob${i >> 3}`) }));
+    }
+    expect(await lines()).toBe(1);
+    // One is left, which what is sent takes.
+    budget.learn(120, 1);
+    await w.run(pair.send('two'));
+    await settled();
+    expect([await lines(), w.clock.sleepers]).toEqual([1, 1]);
+    budget.learn(120, 120);
+    await w.clock.advance(60_000);
+    await w.run(pair.send('three'));
+    await settled();
+    expect(await lines()).toBe(2);
+    leave();
+    await settled();
+    expect(w.clock.sleepers).toBe(0);
   });
 });

@@ -132,6 +132,38 @@ describe.each(PROFILES)('%s', (profile) => {
     await end();
   });
 
+  test('a caller signs anew as often as three times, and never twice for the same nonce', async () => {
+    const { w, o } = bank(profile);
+    const past = (ms: number): { nonce: string } => ({ nonce: String(w.clock.now() - ms) });
+    for (const [asks, runs] of [
+      [[9000, 8000, 7000], 4],
+      [[6000, 5000, 4000, 3000], 4],
+      [[2000, 2000], 2],
+    ] as const) {
+      // Behind by more than what is asked for.
+      const clock = off(w.clock, -10 * MINUTE);
+      const key = Signer.generate();
+      const written: string[] = [];
+      const fetch = ((url: string, init?: RequestInit) => {
+        if (url.includes(`/r/${BOX}/say-signed/`)) written.push(url);
+        return w.service.client('asker')(url, init);
+      }) as typeof globalThis.fetch;
+      const calling = call(BOX, 'pay', {}, key, { ...o, fetch, clock, replyTo: MINE, peer: bob.did }).catch((e) => e);
+      const asked = asks.map(past);
+      for (let i = 0; ; i++) {
+        const seen = await w.run(Promise.race([calling, w.until(() => written.length > i)]));
+        if (seen !== undefined || written.length <= i) break;
+        const { id } = JSON.parse(decodeURIComponent(written[i]!).replace(/^.*?(\{.*\}).*$/s, '$1'));
+        const said = asked[i] ? { error: { code: 1001, message: 'Interrupted', data: asked[i] } } : { result: 'paid' };
+        await w.run(bob.say(MINE, JSON.stringify({ jsonrpc: '2.0', id, ...said }), w.o));
+      }
+      const outcome = await w.run(calling);
+      if (asks.length === 3) expect(outcome).toBe('paid');
+      else expect(outcome).toMatchObject({ code: 'rpc', rpc: { code: 1001 } });
+      expect(written).toHaveLength(runs);
+    }
+  });
+
   test('nobody makes a caller sign ahead of the time', async () => {
     const { w, alice, o } = bank(profile);
     const calling = call(BOX, 'pay', { n: 1 }, alice, { ...o, replyTo: MINE }).catch((e) => e);
