@@ -7,7 +7,7 @@
 import { BadName } from './errors.ts';
 import { type Feed, feedOf, type Listener } from './feed.ts';
 import { compact, isObject, MAX_TEXT } from './frames.ts';
-import { Joint, type Options, retrying, sharedOf, type Transport, transportOf } from './http.ts';
+import { budgetOf, Joint, type Options, retrying, sharedOf, type Transport, transportOf } from './http.ts';
 import { isName, roomClasses } from './names.ts';
 import { OPENING, PATIENCE_MS, type Place, placeOf, readView, type SigningKey, saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
@@ -137,6 +137,9 @@ async function writtenLine(t: Transport, room: string, key: SigningKey, signal: 
   return { seq: ours.seq, at };
 }
 
+/** Whether a write that may be left out and the one after it can both be sent at once. */
+const hasSpare = (t: Transport): boolean => budgetOf(t, 'write').delayMs(2) === 0;
+
 async function freshLine(
   t: Transport,
   room: string,
@@ -184,8 +187,8 @@ export function openMailbox(
       ),
     };
     opened.set(name, (entry = made));
-  } else if (entry.line && feed && !entry.isRenewed && !isInSight(t, room, entry.line, feed)) {
-    // The old line has served so far: nobody has to wait for the new one, nor does it wait for a turn in the budget.
+  } else if (entry.line && feed && !entry.isRenewed && !isInSight(t, room, entry.line, feed) && hasSpare(t)) {
+    // The old line has served so far: nobody has to wait for the new one, and it is not tried again.
     const renewed = entry;
     renewed.isRenewed = true;
     void freshLine(t, room, key, signal, t.clock.now())
