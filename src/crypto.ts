@@ -38,7 +38,7 @@ export interface X25519Key {
 /** Authenticated encryption under one key, with nonces of 12 bytes and tags of 16, at the end of the sealed bytes. */
 export interface Aead {
   /**
-   * Encrypts. Never use a nonce twice.
+   * Encrypts. Never use a nonce twice. The result may be a view of a larger buffer, which holds other ciphertexts.
    *
    * @throws a {@link BadKey} if the nonce does not have 12 bytes
    */
@@ -438,6 +438,24 @@ function portableAead(cipher: NobleCipher): MakeAead {
 
 const TAG = { authTagLength: 16 };
 
+// What is short and sealed shares its memory with what was sealed before, as Node's own Buffers do: memory of their own for
+// each, outside of V8's heap, costs a quarter of sealing and opening 1 KB. Nothing is ever in there that is not to be sent.
+const SHARED_BYTES = 16_384;
+const MAX_SHARING = 2048;
+let shared = new Uint8Array(0);
+let used = 0;
+
+function placeFor(length: number): Uint8Array {
+  if (length > MAX_SHARING) return new Uint8Array(length);
+  if (used + length > shared.length) {
+    shared = new Uint8Array(SHARED_BYTES);
+    used = 0;
+  }
+  const place = shared.subarray(used, used + length);
+  used += length;
+  return place;
+}
+
 function nativeAead(crypto: NodeCrypto, name: string): MakeAead {
   return (given) => {
     const key = given.slice();
@@ -445,7 +463,7 @@ function nativeAead(crypto: NodeCrypto, name: string): MakeAead {
       seal(nonce, plain, aad) {
         const cipher = crypto.createCipheriv(name, key, nonce, TAG);
         if (aad !== undefined) cipher.setAAD(aad);
-        const sealed = new Uint8Array(plain.length + 16);
+        const sealed = placeFor(plain.length + 16);
         sealed.set(cipher.update(plain));
         cipher.final();
         sealed.set(cipher.getAuthTag(), plain.length);

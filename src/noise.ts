@@ -49,7 +49,7 @@ export interface Transport {
    * Encrypts a plaintext.
    *
    * @param seq the nonce, 0 to 2^64 - 2; higher than every one before, since a nonce must be used once only
-   * @returns the ciphertext, 16 bytes longer than the plaintext
+   * @returns the ciphertext, 16 bytes longer than the plaintext; perhaps a view of a larger buffer, which holds other ciphertexts
    * @throws `BadNonce` if `seq` is out of range, or not higher than the last one
    */
   seal(seq: bigint | number, plaintext: Uint8Array): Uint8Array;

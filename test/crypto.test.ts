@@ -400,7 +400,6 @@ describe.each([
       ed25519(key).sign(key),
       peer,
       x25519(key).shared(peer),
-      aesGcm(key).seal(nonce, key),
       aesGcm(key).open(nonce, aesGcm(key).seal(nonce, key))!,
       chachaPoly(key).open(nonce, chachaPoly(key).seal(nonce, key))!,
       sha256(key),
@@ -411,6 +410,22 @@ describe.each([
     for (const result of results) {
       expect(Object.getPrototypeOf(result)).toBe(Uint8Array.prototype);
       expect(result.buffer.byteLength).toBe(result.length);
+    }
+  });
+
+  test('ciphertexts are plain bytes that stay as they are, whoever takes their buffer', () => {
+    const key = new Uint8Array(32).fill(1);
+    const nonce = new Uint8Array(12);
+    for (const aead of [aesGcm(key), chachaPoly(key)]) {
+      const plains = Array.from({ length: 300 }, (_, i) => new Uint8Array(i * 9).fill(i));
+      const sealed = plains.map((plain) => aead.seal(nonce, plain));
+      for (const [i, one] of sealed.entries()) {
+        expect(Object.getPrototypeOf(one)).toBe(Uint8Array.prototype);
+        expect(aead.open(nonce, one)).toEqual(plains[i]);
+      }
+      const { buffer } = aead.seal(nonce, key);
+      structuredClone(buffer, { transfer: [buffer] });
+      expect(aead.open(nonce, aead.seal(nonce, key))).toEqual(key);
     }
   });
 
