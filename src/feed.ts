@@ -215,8 +215,6 @@ export class Feed {
   #starting: Joint<void> | undefined;
   #place: Place | undefined;
   #idleSince = 0;
-  /** While idle: whether the room was seen to end elsewhere than at the cursor. */
-  #isBehind = false;
   /** The last view being taken: views of different reads are taken one after the other. */
   #taking: Promise<unknown> = Promise.resolve();
   /** Until when no read is parked, by the clock; `#wake` ends that early. */
@@ -293,10 +291,7 @@ export class Feed {
     if (this.#loop || this.#starting) return;
     const { since } = this.#cursor;
     // Without generations, the message at the cursor is what tells a room from the one before it: keep it.
-    if (since !== undefined && (place.generation === undefined || place.since < since)) {
-      this.#isBehind = place.since !== since;
-      return;
-    }
+    if (since !== undefined && (place.generation === undefined || place.since < since)) return;
     this.#cursor.place = place;
     this.#idleSince = this.#t.clock.now();
   }
@@ -399,13 +394,11 @@ export class Feed {
     const learned = learnLimits(this.#t);
     const idle = clock.now() - this.#idleSince;
     if (from) this.#cursor.place = from;
-    else if (this.#cursor.since === undefined || idle > WARM_MS || idle < 0 || this.#isBehind) {
-      // A clock that was set back makes a long time look short: what was seen since then tells.
+    else if (this.#cursor.since === undefined || idle > WARM_MS || idle < 0) {
       await retrying(this.#t, clock.now() + PATIENCE_MS, () => this.#cursor.toTail(off), off);
     }
     // The limits must be known before a burst of requests is sent.
     await orAbort(learned, off);
-    this.#isBehind = false;
     this.#place = this.#cursor.place;
     if (this.#listeners.size === 0 || this.#loop) return;
     this.#loop = new AbortController();

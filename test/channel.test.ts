@@ -2,7 +2,6 @@ import { describe, expect, test } from 'vitest';
 import { checkMailbox, isChannel, isMailbox, mailboxPair, openMailbox } from '../src/channel.ts';
 import { BadName } from '../src/errors.ts';
 import { authorOf, Feed, feedOf, type Incoming, type Listener } from '../src/feed.ts';
-import { compact } from '../src/frames.ts';
 import { budgetOf, transportOf } from '../src/http.ts';
 import type { Message } from '../src/messages.ts';
 import { read, say } from '../src/rooms.ts';
@@ -125,25 +124,6 @@ describe.each(PROFILES)('a feed, %s', (profile) => {
     (await listening(w, feed, late))();
     await w.clock.advance(1);
     expect(late.texts).toEqual([]);
-  });
-
-  test('a cursor that only looks warm, since the clock was set back, skips what the room was seen to hold', async () => {
-    const w = world(profile);
-    let offset = 0;
-    const clock = { now: () => w.clock.now() + offset, sleep: w.clock.sleep.bind(w.clock) };
-    const feed = feedOf(transportOf({ ...w.o, clock }), 'x');
-    await say('x', 'a', 'before', w.o);
-    (await listening(w, feed, heard()))();
-    await w.clock.advance(600_000);
-    offset = -595_000;
-    await say('x', 'a', 'meanwhile', w.o);
-    feed.sawEnd(compact({ since: 2, generation: (await read('x', w.o)).generation }));
-    const late = heard();
-    const leave = await listening(w, feed, late);
-    await say('x', 'a', 'now', w.o);
-    await w.clock.advance(1);
-    expect(late.texts).toEqual(['now']);
-    leave();
   });
 
   test('an aborted start leaves nothing behind, and does not disturb who came at the same time', async () => {
