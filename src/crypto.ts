@@ -442,16 +442,16 @@ const TAG = { authTagLength: 16 };
 // each, outside of V8's heap, costs a quarter of sealing and opening 1 KB. Nothing is ever in there that is not to be sent.
 const SHARED_BYTES = 16_384;
 const MAX_SHARING = 2048;
-let shared = new Uint8Array(0);
+let ciphertexts = new Uint8Array(0);
 let used = 0;
 
 function placeFor(length: number): Uint8Array {
   if (length > MAX_SHARING) return new Uint8Array(length);
-  if (used + length > shared.length) {
-    shared = new Uint8Array(SHARED_BYTES);
+  if (used + length > ciphertexts.length) {
+    ciphertexts = new Uint8Array(SHARED_BYTES);
     used = 0;
   }
-  const place = shared.subarray(used, used + length);
+  const place = ciphertexts.subarray(used, used + length);
   used += length;
   return place;
 }
