@@ -85,18 +85,41 @@ export function compileForeignSchema(schema: object): Schema {
   return bounded(compileJson(schema, true));
 }
 
-function bounded({ json, check }: Schema): Schema {
-  return { json, check: (value) => (isBounded(value, MAX_DEPTH, { left: MAX_NODES }) ? check(value) : TOO_BIG) };
+/** A compiled schema whose check is told how large the value is. */
+interface Compiled extends Pick<Schema, 'json'> {
+  check(value: unknown, extent: Extent): Checked | Promise<Checked>;
+}
+
+function bounded({ json, check }: Compiled): Schema {
+  return {
+    json,
+    check(value) {
+      const extent: Extent = { nodes: 0, text: 0, items: 0, members: 0 };
+      return isBounded(value, MAX_DEPTH, extent) ? check(value, extent) : TOO_BIG;
+    },
+  };
 }
 
 const TOO_BIG: Checked = {
   problem: `the value is nested deeper than ${MAX_DEPTH}, or holds more than ${MAX_NODES} values`,
 };
 
-function isBounded(value: unknown, depth: number, nodes: { left: number }): boolean {
-  if (--nodes.left < 0) return false;
+/** How many values a value holds, its longest text, its longest array, and the most members of an object in it. */
+interface Extent {
+  nodes: number;
+  text: number;
+  items: number;
+  members: number;
+}
+
+function isBounded(value: unknown, depth: number, extent: Extent): boolean {
+  if (++extent.nodes > MAX_NODES) return false;
+  if (typeof value === 'string') extent.text = Math.max(extent.text, value.length);
   if (typeof value !== 'object' || value === null) return true;
-  return depth > 0 && Object.values(value).every((item) => isBounded(item, depth - 1, nodes));
+  const parts: unknown[] = Object.values(value);
+  const kind = Array.isArray(value) ? 'items' : 'members';
+  extent[kind] = Math.max(extent[kind], parts.length);
+  return depth > 0 && parts.every((part) => isBounded(part, depth - 1, extent));
 }
 
 // --- JSON Schema -------------------------------------------------------------------------------------------------
@@ -328,24 +351,7 @@ function dereferenced(root: Copy['root']): ReturnType<typeof dereference> {
   return parts;
 }
 
-/** The longest text, the longest array and the most members of an object in a value. */
-interface Extent {
-  text: number;
-  items: number;
-  members: number;
-}
-
-function extentOf(value: unknown, most: Extent = { text: 0, items: 0, members: 0 }): Extent {
-  if (typeof value === 'string') most.text = Math.max(most.text, value.length);
-  if (typeof value !== 'object' || value === null) return most;
-  const parts: unknown[] = Object.values(value);
-  const kind = Array.isArray(value) ? 'items' : 'members';
-  most[kind] = Math.max(most[kind], parts.length);
-  for (const part of parts) extentOf(part, most);
-  return most;
-}
-
-function compileJson(schema: object, foreign = false): Schema {
+function compileJson(schema: object, foreign = false): Compiled {
   let json: { [keyword: string]: Json };
   try {
     json = JSON.parse(JSON.stringify(schema));
@@ -355,8 +361,7 @@ function compileJson(schema: object, foreign = false): Schema {
   const copy = new Copy(json, foreign);
   // If nothing can be wrong with the addresses, the validator is not loaded before the first value: that takes long.
   let parts = copy.isAddressed ? dereferenced(copy.root) : undefined;
-  const check = (value: unknown): Checked => {
-    const extent = extentOf(value);
+  const check = (value: unknown, extent: Extent): Checked => {
     if (copy.hasUnique && extent.items > MAX_UNIQUE) {
       return { problem: `an array has more than ${MAX_UNIQUE} items, too many to see whether they are unique` };
     }
@@ -392,7 +397,7 @@ function summary(lines: string[]): string {
 
 // --- Standard Schema ---------------------------------------------------------------------------------------------
 
-function compileStandard(standard: Standard, direction: 'input' | 'output'): Schema {
+function compileStandard(standard: Standard, direction: 'input' | 'output'): Compiled {
   let json: unknown;
   try {
     json = standard.jsonSchema?.[direction]({ target: 'draft-2020-12' });
