@@ -77,6 +77,18 @@ async function inWorkerd(variant: Variant, url: string): Promise<Report> {
   }
 }
 
+/** Removes a directory into which processes still write for a moment; the retries of `rmSync` miss what is new in it. */
+async function removed(dir: string): Promise<void> {
+  for (let left = 50; ; left--) {
+    try {
+      return rmSync(dir, { recursive: true, force: true });
+    } catch (cause) {
+      if (left === 0) throw cause;
+      await new Promise((resolve) => setTimeout(resolve, 100));
+    }
+  }
+}
+
 /** In a page of a browser without a window. */
 async function inChromium(program: string, variant: Variant, url: string): Promise<Report> {
   const end = "await fetch('/report', { method: 'POST', body: JSON.stringify(await REPORT) });";
@@ -121,7 +133,7 @@ async function inChromium(program: string, variant: Variant, url: string): Promi
       child.kill();
       await gone;
     }
-    rmSync(profile, { recursive: true, force: true, maxRetries: 5 });
+    await removed(profile);
   }
 }
 
