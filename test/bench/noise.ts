@@ -6,6 +6,8 @@ import type { Goal, Outcome } from './goals.ts';
 import { alternate, often, type Rounds } from './rounds.ts';
 
 const LIBP2P = '@chainsafe/libp2p-noise/dist/src';
+/** Go has a clock of its own, which is that of the wall. */
+const wall = { clock: 'wall' } as const;
 
 /** Handshakes and sealed messages, against Go and the JavaScript library that is used most. */
 export async function benchNoise(): Promise<Outcome[]> {
@@ -47,12 +49,12 @@ export async function benchNoise(): Promise<Outcome[]> {
     const asked = (what: string) => async (times: number) => Number(await go.ask(`${what} ${times}`));
     const h = await alternate(
       { ours: often(ours), curve: often(() => curve(a, b)), go: asked('handshake') },
-      { warmups: 10, ms: 300 },
+      { ...wall, warmups: 10, ms: 300 },
     );
     const bound = `its X25519 operations alone, through node:crypto, reach ${h.speed('curve', 'go').toFixed(2)}`;
     outcomes.push(handshake(h, 'go', 0.7, bound));
     const native = pair(ours()[0], randomBytes(65_536));
-    const r = await alternate({ native: often(native), go: asked('transport 65536') }, { ms: 300 });
+    const r = await alternate({ native: often(native), go: asked('transport 65536') }, { ...wall, ms: 300 });
     outcomes.push(sealed(r, 65_536, 'seal and open 64 KB by go', 'native', 'go', 0.9));
     go.end();
   } else {
@@ -60,7 +62,7 @@ export async function benchNoise(): Promise<Outcome[]> {
     skipped(9, 'seal and open 64 KB by go');
   }
   const standardHandshake = often(() => libp2p.handshake(libp2p.standard));
-  const h = await alternate({ ours: often(ours), libp2p: standardHandshake }, { warmups: 50 });
+  const h = await alternate({ ours: often(ours), libp2p: standardHandshake }, { ...wall, warmups: 50 });
   outcomes.push(handshake(h, 'libp2p', 5));
 
   for (const size of [64, 1024, 4096, 65_536]) {
@@ -77,7 +79,7 @@ export async function benchNoise(): Promise<Outcome[]> {
       if (!equalBytes(one(), plain)) throw new Error('answers differ');
     if (size !== 1024) continue;
     // The same code of noble at both ends, all but: it takes V8 its time to treat both alike.
-    const long = { warmups: 2, ms: 300 };
+    const long = { ...wall, warmups: 2, ms: 300 };
     const r = await alternate({ native: often(native), libp2p: often(standard) }, long);
     outcomes.push(sealed(r, size, 'seal and open 1 KB by libp2p', 'native', 'libp2p', 1.3));
     const p = await alternate({ portable: often(portable), 'libp2p, JavaScript': often(script) }, long);

@@ -44,11 +44,14 @@ export async function benchRelay(): Promise<Outcome[]> {
   if (!checkout) return skip('PARLEY_GO is not set');
   const program = goBuild('parley', { 'github.com/gluonfield/parley': checkout });
   if (program === undefined) return skip('the Go worker could not be built');
+  // A relay is a process of its own for those who talk through it, for Go's ends as for ours.
+  const goRelay = new Worker(program);
   const local = await localService();
   const outcomes = [
-    ...(await benchOver('Go relay', new Worker(program))),
+    ...(await benchOver('Go relay', new Worker(program, [await goRelay.next()]))),
     ...(await benchOver('local', new Worker(program, [local.url]))),
   ];
+  goRelay.end();
   await local.end();
   return outcomes;
 }

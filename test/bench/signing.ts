@@ -20,12 +20,15 @@ export async function benchSigning(): Promise<Goal[]> {
   const node = (): string => sign(null, Buffer.from(text), key).toString('base64url');
   const noble = (): string => toBase64url(ed25519.sign(utf8(text), seed));
   if (new Set([native.sign(text), portable.sign(text), node(), noble()]).size !== 1) throw new Error('answers differ');
-  const r = await alternate({
-    native: often(() => native.sign(text)),
-    portable: often(() => portable.sign(text)),
-    node: often(node),
-    noble: often(noble),
-  });
+  const r = await alternate(
+    {
+      native: often(() => native.sign(text)),
+      portable: often(() => portable.sign(text)),
+      node: often(node),
+      noble: often(noble),
+    },
+    { rounds: 21, warmups: 5, ms: 120, clock: 'wall' },
+  );
   const rate = (name: string): string => `${name} ${r.rate(name).toFixed(0)}/s`;
   return [
     {
