@@ -16,6 +16,7 @@ import {
   type DispatcherOptions,
   dispatch as dispatchBare,
   type Handler,
+  type JsonObject,
   type MakeLayer,
 } from './dispatch.ts';
 import { checkObject } from './errors.ts';
@@ -24,6 +25,7 @@ import { Joint, Lanes, sharedOf, type Transport, transportOf } from './http.ts';
 import { defineTool, mcpLayer, toolsChanged } from './mcp.ts';
 import { explain, type Message } from './messages.ts';
 import { verify } from './names.ts';
+import { OwnSchema } from './schema.ts';
 import { type ServeOptions, serve as serveBare } from './serve.ts';
 import { ask } from './service.ts';
 import type { Signer } from './signer.ts';
@@ -155,7 +157,7 @@ export const methods: Map<string, Handler> = new Map<string, Handler>([
   ...a2aHelpers,
 ]);
 
-const counts = (...names: string[]): object => ({
+const counts = (...names: string[]): JsonObject => ({
   type: 'object',
   properties: Object.fromEntries(names.map((name) => [name, { type: 'number' }])),
   required: names,
@@ -170,17 +172,17 @@ function builtinTools(): Map<string, Tool> {
       defineTool(
         'census/latest',
         'How full the service is: rooms, notes and bytes; with `list`, also the rooms written to last.',
-        {
+        new OwnSchema({
           type: 'object',
           properties: {
             list: { type: 'integer', minimum: 1, maximum: MAX_LISTED, description: 'How many rooms to name' },
           },
           additionalProperties: false,
-        },
+        }),
         census,
         {
           ...o,
-          outputSchema: {
+          outputSchema: new OwnSchema({
             type: 'object',
             properties: {
               at: text,
@@ -190,25 +192,25 @@ function builtinTools(): Map<string, Tool> {
               listed: { type: 'array' },
             },
             required: ['at', 'rooms', 'notes', 'bytes'],
-          },
+          }),
         },
       ),
       defineTool(
         'technocore/verify',
         'Whether the signature of a text, or of a message as a room shows it, is valid, and if not, why.',
-        {
+        new OwnSchema({
           type: 'object',
           properties: { did: text, sig: text, canonical: text, room: text, message: { type: 'object' } },
           anyOf: [{ required: ['did', 'sig', 'canonical'] }, { required: ['room', 'message'] }],
-        },
+        }),
         verifySignature,
         {
           ...o,
-          outputSchema: {
+          outputSchema: new OwnSchema({
             type: 'object',
             properties: { valid: { type: 'boolean' }, reason: text },
             required: ['valid'],
-          },
+          }),
         },
       ),
     ].map((tool) => [tool.name, tool]),
