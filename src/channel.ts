@@ -29,6 +29,8 @@ export interface Sent {
   seq: number;
   /** True if the room shows no other writer, and nobody who reads there. */
   alone?: boolean | undefined;
+  /** When it was written, in milliseconds since the epoch by the service's clock; undefined if that is not known. */
+  at?: number | undefined;
 }
 
 /**

@@ -205,6 +205,12 @@ class Conversation implements Waiting {
   /** The nonces above which the request was signed anew, as the server asked. */
   readonly #raised: number[] = [];
   #sent: Sent | undefined;
+  /** True once the response to the first write is there, or will not come. */
+  #isWritten = false;
+  /** When the request was first written, ms by the service's clock, if that is known. */
+  #writtenAt: number | undefined;
+  /** What was lost last before that was known, and before when it was written. */
+  #lostEarly: [cause: unknown, before: number | undefined] | undefined;
   /** If no answer comes, thrown instead of a timeout: a write that may have landed, or an answer that cannot be read. */
   #doubt: unknown;
   /** If no answer comes, its cause: another key answered. */
@@ -296,6 +302,7 @@ class Conversation implements Waiting {
         const arrived = await Promise.race([sending, this.#finished]);
         if (!arrived) return;
         this.#sent = arrived;
+        if (!this.#isWritten) this.#writtenAt = arrived.at;
         this.#doubt = undefined;
       } catch (cause) {
         // If it may have landed, the answer would tell: wait for it.
@@ -303,7 +310,11 @@ class Conversation implements Waiting {
         else if (this.#attempt === 0 || this.#stop.signal.aborted) throw cause;
         else onEvent({ kind: 'retry', room, id, cause, afterMs: interval });
       }
-      if (this.#attempt === 0) this.#handling.written?.();
+      if (!this.#isWritten) {
+        this.#isWritten = true;
+        this.#handling.written?.();
+        if (this.#lostEarly) this.lost(...this.#lostEarly);
+      }
       if (this.#attempt === this.#retries) break;
       const pause = new AbortController();
       this.#pause = pause;
@@ -383,7 +394,13 @@ class Conversation implements Waiting {
    * The answer may be among lost messages. The next attempt gets the one that the server kept; without one it is an
    * error.
    */
-  lost(cause: unknown): void {
+  lost(cause: unknown, before?: number | undefined): void {
+    if (!this.#isWritten) {
+      this.#lostEarly = [cause, before];
+      return;
+    }
+    // What was written before the request cannot be its answer.
+    if (before !== undefined && this.#writtenAt !== undefined && before < this.#writtenAt) return;
     this.#isLost = true;
     if (this.#attempt < this.#retries) this.#pause?.abort(OVER);
     else this.#stop.abort(cause);

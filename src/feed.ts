@@ -46,8 +46,13 @@ export function drop(
 export interface Listener {
   /** Called with each message, in order, our own included. */
   message(m: Incoming): void;
-  /** Called when messages were lost. Those after them may have been delivered already. */
-  gap(gap: RingGap): void;
+  /**
+   * Called when messages were lost. Those after them may have been delivered already.
+   *
+   * @param before when the first message after them was written, in milliseconds since the epoch by the service's clock;
+   * undefined if that is not known
+   */
+  gap(gap: RingGap, before?: number): void;
   /**
    * Called when the room was recreated, before the messages of the new room are delivered.
    *
@@ -527,7 +532,7 @@ export class Feed {
     };
     if (gap?.reason === 'recreated') tell(() => listener.renewed?.(this.#cursor.generation !== undefined));
     for (const m of messages) tell(() => listener.message(m));
-    if (gap) tell(() => listener.gap(gap));
+    if (gap) tell(() => listener.gap(gap, messages[0]?.at));
   }
 }
 

@@ -19,8 +19,8 @@ import { FRAME_MEMBER } from './spill.ts';
 export interface Waiting {
   /** Gets responses with the id of the conversation, and all notifications. */
   take(frame: JsonObject, kind: 'response' | 'notification' | 'spilled', from: string, at?: number): void;
-  /** Messages were lost, the answer perhaps among them. */
-  lost(gap: RingGap): void;
+  /** Messages that were written before that time were lost, the answer perhaps among them. */
+  lost(gap: RingGap, before?: number): void;
   /** No answer can come any more. */
   fail(cause: unknown): void;
 }
@@ -80,8 +80,8 @@ export class Inbox {
     const isCurrent = (): boolean => this.#session === session;
     const listener: Listener = {
       message: (m) => isCurrent() && this.#message(m),
-      gap: (gap) => {
-        if (isCurrent()) for (const waiting of [...this.#waiting.values()]) waiting.lost(gap);
+      gap: (gap, before) => {
+        if (isCurrent()) for (const waiting of [...this.#waiting.values()]) waiting.lost(gap, before);
       },
       end: (cause) => {
         if (!isCurrent()) return;

@@ -128,8 +128,8 @@ export function exportOf(text: string): Message[] {
 /**
  * When a message was written, by the service's clock, in ms since the epoch; undefined if `ts` is not a time. @internal
  */
-export function writtenAt({ ts }: Message): number | undefined {
-  const at = Date.parse(ts);
+export function writtenAt({ ts }: { readonly ts?: string | undefined }): number | undefined {
+  const at = Date.parse(ts ?? '');
   return Number.isFinite(at) ? at : undefined;
 }
 

@@ -29,7 +29,7 @@ import {
   type Transport,
   transportOf,
 } from './http.ts';
-import { exportOf, type Message, type PolledView, type RoomView, viewOf } from './messages.ts';
+import { exportOf, type Message, type PolledView, type RoomView, viewOf, writtenAt } from './messages.ts';
 import { checkName, roomClasses } from './names.ts';
 import { ask, learnLimits, uncached, type Write, writeRequest } from './service.ts';
 
@@ -495,6 +495,8 @@ export interface Landed {
   /** 0 if it was written, and so much came after it that it can no longer be read. */
   seq: number;
   nonce: string;
+  /** When it was written, ms since the epoch by the service's clock. */
+  at?: number | undefined;
   /**
    * True if the room shows only messages of this key and no opening line: the mailbox is new, or nobody ever read there.
    */
@@ -570,16 +572,16 @@ async function deliver(
   for (;;) {
     let cause: unknown;
     if (doubt) {
-      let seq: number | undefined;
+      let landed: Message | undefined;
       try {
-        seq = await settle(t, room, m, begun, signal);
+        landed = await settle(t, room, m, begun, signal);
       } catch (e) {
         // A failure to look says nothing about the write: look again, until the time is up.
         if (signal?.aborted || !TechnocoreError.is(e) || e.code === 'may_have_landed') throw e;
         if (!isTransient(e) || !(await attempts.again(e, { room }))) throw new MayHaveLanded(room, nonce, doubt);
         continue;
       }
-      if (seq !== undefined) return { seq, nonce };
+      if (landed) return { seq: landed.seq, nonce, at: writtenAt(landed) };
       if (refusal) throw refusal;
     }
     try {
@@ -587,7 +589,8 @@ async function deliver(
       const { messages, posted } = view;
       // If the response shows as many messages as it can, there may be more.
       const alone = messages.length < SHOWN && messages.every(({ from, text }) => from === did && text !== OPENING);
-      return { seq: posted!, nonce, alone, place: placeOf(view, posted!) };
+      const place = placeOf(view, posted!);
+      return { seq: posted!, nonce, at: writtenAt({ ts: place.mark }), alone, place };
     } catch (e) {
       cause = e;
     }
@@ -597,7 +600,8 @@ async function deliver(
       const echoed = cause.code === 'stale_nonce' && BigInt((cause as StaleNonce).last) === BigInt(nonce);
       if (!doubt && !echoed) throw cause;
       if (doubt && echoed) {
-        return { seq: (await settle(t, room, m, begun, signal).catch(() => undefined)) ?? 0, nonce };
+        const landed = await settle(t, room, m, begun, signal).catch(() => undefined);
+        return { seq: landed?.seq ?? 0, nonce, at: landed && writtenAt(landed) };
       }
       doubt ??= cause;
       refusal = cause;
@@ -611,7 +615,7 @@ async function deliver(
 /**
  * Looks in the room for our message whose response was lost.
  *
- * @returns its `seq`; undefined if everything written since it was first sent can be seen and it is not among it. Then
+ * @returns the message as the room shows it; undefined if everything written since it was first sent can be seen and it is not among it. Then
  * the same bytes may be sent again: should both arrive, the service refuses the second for its nonce
  * @throws a {@link MayHaveLanded} if so much was written since that it may no longer be visible
  */
@@ -621,13 +625,13 @@ async function settle(
   m: SignedMessage,
   begun: number,
   signal?: AbortSignal,
-): Promise<number | undefined> {
+): Promise<Message | undefined> {
   const mine = (other: Message): boolean => other.from === m.did && other.nonce === m.nonce && other.text === m.text;
   const { messages } = await readView(t, room, { limit: MAX_LIMIT }, signal);
   for (const shown of [messages, undefined]) {
     const all = shown ?? (await exported(t, room, signal));
-    const seq = all?.find(mine)?.seq;
-    if (seq !== undefined || (all && reachesBack(room, all, t.clock.now() - begun))) return seq;
+    const landed = all?.find(mine);
+    if (landed || (all && reachesBack(room, all, t.clock.now() - begun))) return landed;
   }
   throw new MayHaveLanded(room, m.nonce);
 }

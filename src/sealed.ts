@@ -214,7 +214,7 @@ export class SealedLine implements SealedChannel {
         const frame = this.#opened.get(m);
         if (frame) listener.message(frame);
       },
-      gap: (gap) => listener.gap(gap),
+      gap: (gap, before) => listener.gap(gap, before),
       end: (cause) => listener.end(cause),
       expects: () => listener.expects?.() ?? 0,
     };

@@ -450,6 +450,42 @@ describe.each(PROFILES)('a call, %s', (profile) => {
     expect(e).toMatchObject({ room: MINE, reason: 'overflow' });
   });
 
+  test.each(['before', 'after'])(
+    'what was lost before the request is none of its answers, seen %s the response to its write',
+    async (when) => {
+      const w = parties(profile, { roomRingBytes: 4000 });
+      const slow = async (params: unknown): Promise<unknown> => {
+        await w.clock.sleep(3000);
+        return params;
+      };
+      const stop = await served(w, { methods: new Map([['slow', slow]]) });
+      let seen = 0;
+      let written = 0;
+      const fetch = faulty(w.o.fetch, async (url, init) => {
+        if (/wait=/.test(url) && url.includes(MINE)) await w.clock.sleep(500, init.signal!);
+        if (when === 'after' || !isSay(url, init) || !url.includes(BOX)) return undefined;
+        const response = await w.o.fetch(url, init);
+        await w.clock.sleep(2000);
+        written = w.clock.now();
+        return response;
+      });
+      const onEvent = ({ kind }: { kind: string }): void => {
+        if (kind === 'gap') seen = w.clock.now();
+      };
+      expect(await w.run(w.ask('slow', { n: 1 }, { fetch, onEvent }))).toEqual({ n: 1 });
+      // While nobody reads there, others write more than the room keeps.
+      const flood = async (): Promise<void> => {
+        for (let i = 0; i < 30; i++) await eve.say(MINE, `${i} ${'x'.repeat(200)}`, w.other);
+      };
+      await w.run(flood());
+      await w.clock.advance(10);
+      expect(await w.run(w.ask('slow', { n: 2 }, { fetch, onEvent }))).toEqual({ n: 2 });
+      expect(seen).toBeGreaterThan(0);
+      expect(seen < written).toBe(when === 'before');
+      await stop();
+    },
+  );
+
   test('fault 52: with a retry the same request is sent again, and the kept answer comes', async () => {
     const w = parties(profile, { roomRingBytes: 4000 });
     let runs = 0;
