@@ -140,7 +140,7 @@ async function writtenLine(t: Transport, room: string, key: SigningKey, signal: 
 }
 
 /** Whether a write that may be left out and the one after it can both be sent at once. */
-const hasSpare = (t: Transport): boolean => budgetOf(t, 'write').delayMs(2) === 0;
+const affordsTwo = (t: Transport): boolean => budgetOf(t, 'write').delayMs(2) === 0;
 
 async function freshLine(
   t: Transport,
@@ -189,7 +189,7 @@ export function openMailbox(
       ),
     };
     opened.set(name, (entry = made));
-  } else if (entry.line && feed && !entry.isRenewed && !isInSight(t, room, entry.line, feed) && hasSpare(t)) {
+  } else if (entry.line && feed && !entry.isRenewed && !isInSight(t, room, entry.line, feed) && affordsTwo(t)) {
     // The old line has served so far: nobody has to wait for the new one, and it is not tried again.
     const renewed = entry;
     renewed.isRenewed = true;
