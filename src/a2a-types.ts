@@ -212,7 +212,7 @@ const AROUND = { contextId: isText, taskId: isText, referenceTaskIds: isList(isT
 
 const isMessageOf = (role: Check<string>): Check<A2AMessage> =>
   isShaped({ messageId: isText, role, parts: isList(isPart, 1) }, AROUND);
-export const isMessage: Check<A2AMessage> = isMessageOf(isWord('ROLE_USER', 'ROLE_AGENT'));
+const isMessage: Check<A2AMessage> = isMessageOf(isWord('ROLE_USER', 'ROLE_AGENT'));
 export const isUserMessage: Check<A2AMessage> = isMessageOf(isWord('ROLE_USER'));
 export const isArtifact: Check<A2AArtifact> = isShaped(
   { artifactId: isText, parts: isList(isPart, 1) },

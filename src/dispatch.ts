@@ -30,7 +30,7 @@ export const INTERNAL_ERROR = -32603;
  */
 export const INTERRUPTED = 1001;
 /** The condition of a conditional write did not hold; `data.actual` is the present value. */
-export const CONFLICT = 1005;
+const CONFLICT = 1005;
 
 /** A request frame. */
 export function rpcRequest(id: Id, method: string, params?: Json): JsonObject {

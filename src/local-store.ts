@@ -76,7 +76,7 @@ export function isAbove(a: string, b: string): boolean {
 }
 
 /** A time as the service writes it. */
-export function timestamp(ms: number): string {
+function timestamp(ms: number): string {
   return `${new Date(ms).toISOString().slice(0, -1)}000Z`;
 }
 
