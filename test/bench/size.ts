@@ -38,11 +38,21 @@ export async function benchSize(): Promise<Goal[]> {
   const rooms = await own(
     "export * from './dist/rooms.js'; export * from './dist/signer.js'; export { dispatch } from './dist/dispatch.js';",
   );
-  const calls = await own("export { call, Signer } from './dist/technocore-rpc.js';");
+  const caller = await own("export { call, Signer } from './dist/technocore-rpc.js';");
   const lower = await own(
     "export * from './dist/http.js'; export * from './dist/frames.js'; export * from './dist/crypto.js';",
   );
   const parley = await own("export * from './dist/parley.js';");
+  const calls = './dist/call.js ./dist/serve.js';
+  const exported = (files: string): string => files.replace(/\S+/g, "export * from '$&';");
+  const called = await own(exported(calls));
+  const over = async (name: string, files: string): Promise<string> =>
+    `${name} ${(((await own(exported(`${calls} ${files}`))) - called) / 1000).toFixed(1)}`;
+  const layers = [
+    await over('MCP', './dist/mcp.js ./dist/mcp-client.js'),
+    await over('A2A', './dist/a2a-agent.js ./dist/a2a-call.js ./dist/a2a-card.js ./dist/a2a-notes.js'),
+    await over('E2E', './dist/e2e.js ./dist/meeting.js'),
+  ];
   // The file to copy is the same everywhere.
   const all = await size("export * from './dist/vendor.js';", root, 'neutral', others);
   const whole = await size("export * from './dist/vendor.js';", root, 'neutral');
@@ -61,10 +71,16 @@ export async function benchSize(): Promise<Goal[]> {
       'own code of rooms and JSON-RPC, KB gzipped',
       rooms,
       12,
-      `in a browser ${kb(rooms)}; call and Signer ${kb(calls)}`,
+      `in a browser ${kb(rooms)}; call and Signer ${kb(caller)}`,
       grown,
     ),
     goal('own code of parley over what both share, KB gzipped', parley - lower, 6, `${kb(parley)} with it`, ''),
-    goal('the whole vendored file, KB gzipped', whole, 56, `${kb(whole)}, own code ${kb(all)}`, grown),
+    goal(
+      'the whole vendored file, KB gzipped',
+      whole,
+      56,
+      `own code ${kb(all)}; over call and serve (${(called / 1000).toFixed(1)} KB): ${layers.join(', ')} KB`,
+      grown,
+    ),
   ];
 }
