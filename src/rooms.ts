@@ -155,7 +155,8 @@ export class RoomCursor {
   /** Empty reads in a row. */
   #empties = 0;
   /**
-   * The place before a long silence. What came after it may belong to a recreated room, which the next empty read checks.
+   * The place before a long silence. What came after it may belong to a recreated room, which the next empty read checks,
+   * or the one after that if it fails.
    */
   #doubted: Place | undefined;
   /** The place was set from outside and has not been compared with the room yet. */
@@ -184,6 +185,7 @@ export class RoomCursor {
     if (looks && !this.#isSame(view)) this.#lives++;
     this.since = view.lastSeq;
     this.#isBlank = view.lastSeq === 0;
+    this.#doubted = undefined;
     this.generation = view.generation;
     this.#mark = view.messages.at(-1)?.ts;
   }
@@ -203,6 +205,8 @@ export class RoomCursor {
     this.since = place.since;
     this.generation = place.generation;
     this.#mark = place.mark;
+    this.#isBlank = false;
+    this.#doubted = undefined;
     // The room may have been recreated meanwhile. A generation shows that by itself.
     this.#unchecked = place.generation === undefined;
   }
@@ -246,7 +250,8 @@ export class RoomCursor {
       }
     }
     if (fresh.length > 0) {
-      this.#doubted = this.#empties >= PROBE_EVERY ? this.place : undefined;
+      // A doubt stays until it is settled, however many messages come before that.
+      if (this.#empties >= PROBE_EVERY) this.#doubted ??= this.place;
       this.#empties = 0;
       return this.#advance(fresh, isNext ? undefined : await this.#recover(since, fresh, signal));
     }
@@ -254,9 +259,11 @@ export class RoomCursor {
     // Without generations, a service echoes even the cursor of a room that is gone; only a read without one shows the
     // tail.
     if (this.generation !== undefined) return undefined;
-    const doubted = this.#doubted;
+    if (++this.#empties % PROBE_EVERY !== 0 && !this.#doubted) return undefined;
+    const batch = await this.restart(signal, this.#doubted);
+    // Not before: the read may fail.
     this.#doubted = undefined;
-    return ++this.#empties % PROBE_EVERY === 0 || doubted ? this.restart(signal, doubted) : undefined;
+    return batch;
   }
 
   /**
@@ -287,6 +294,7 @@ export class RoomCursor {
     this.since = view.lastSeq;
     this.#isBlank = view.lastSeq === 0;
     this.#mark = undefined;
+    this.#doubted = undefined;
     this.#lives++;
     this.#t.onEvent({ kind: 'epoch', room: this.room, since: gap.expected - 1, generation: view.generation });
     return this.#advance(messages, { messages, gap });
