@@ -87,7 +87,6 @@ class Batcher {
 
   send(text: string, { signal, deadline = Number.POSITIVE_INFINITY }: SendOptions): Promise<Sent> {
     return new Promise((settle, fail) => {
-      if (signal?.aborted) return fail(signal.reason);
       const leave = (): void => {
         forget();
         this.#remove(waiting);
@@ -106,6 +105,7 @@ class Batcher {
         },
       };
       const forget = onAbort(signal, () => waiting.reject(signal!.reason));
+      if (signal?.aborted) return waiting.reject(signal.reason);
       const budget = budgetOf(this.#t, 'write');
       if (!this.#queue.at(-1)?.fill.add(waiting)) {
         const fill = new Fill<Waiting>();
@@ -124,6 +124,7 @@ class Batcher {
   #remove(waiting: Waiting): void {
     const at = this.#queue.findIndex(({ fill }) => fill.remove(waiting));
     if (at >= 0 && this.#queue[at]!.fill.members.size === 0) this.#queue.splice(at, 1)[0]!.withdraw();
+    if (!this.#isWriting && this.#queue.length === 0) this.#onIdle();
   }
 
   async #write(): Promise<void> {

@@ -1,14 +1,16 @@
 import { describe, expect, it } from 'vitest';
-import { isBatchable, packed } from '../src/batch.ts';
+import { isBatchable, packed, sendBatched } from '../src/batch.ts';
 import { call } from '../src/call.ts';
+import type { Channel } from '../src/channel.ts';
 import type { Handler } from '../src/dispatch.ts';
 import { RateLimited, RpcError } from '../src/errors.ts';
 import { decode, MAX_TEXT } from '../src/frames.ts';
+import { budgetOf } from '../src/http.ts';
 import { publishIdentity } from '../src/identity.ts';
 import type { CallOptions } from '../src/line.ts';
 import { read } from '../src/rooms.ts';
 import { type ServeOptions, serve } from '../src/serve.ts';
-import { FREE, isSay, PROFILES, run, signer, type World, world } from './support.ts';
+import { FREE, isGone, isSay, PROFILES, run, signer, type World, world } from './support.ts';
 
 const MAILBOX = 'mb-p-batch-callee';
 const REPLY = 'mb-p-batch-caller';
@@ -229,6 +231,22 @@ it('one whose turn would come too late is refused at once, with the time to wait
   await w.clock.advance(Math.max(0, begun + wait - w.clock.now()));
   expect(await w.run(c.call('double', { n: 5 }))).toBe(10);
   await stop();
+});
+
+it.each([
+  ['had ended before', { signal: AbortSignal.abort() }],
+  ['comes too late', { deadline: 0 }],
+])('nothing is kept for a mailbox to which nothing was written, since the call %s', async (_, how) => {
+  const w = world();
+  budgetOf(w.t, 'write').refused(60_000);
+  const refused = async (): Promise<WeakRef<Channel>> => {
+    const channel: Channel = { room: 'x', self: '', listen: async () => () => {}, send: async () => ({ seq: 1 }) };
+    const refusal = await sendBatched(w.t, 'x', channel, '{}', how).catch((e) => e);
+    // Until it is read, a stack holds on to what it shows.
+    expect(refusal.stack).toBeDefined();
+    return new WeakRef(channel);
+  };
+  expect(await isGone(await refused())).toBe(true);
 });
 
 it('what MCP asks never shares a message', async () => {
