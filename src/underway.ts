@@ -34,7 +34,7 @@ export class Underway {
   readonly #room: string;
   readonly #keeping: Keeping | undefined;
   readonly #tasks = new Set<Promise<unknown>>();
-  /** By `seq`, in the order of the room. */
+  /** By `seq`, not always in that order: a share passes old messages on, and in a recreated room they begin anew. */
   readonly #unfinished = new Map<number, Unfinished>();
   #loading: Promise<Place | undefined> | undefined;
   /** The place that the store has, or gets next. */
@@ -122,8 +122,9 @@ export class Underway {
 
   /** The `seq` of the oldest unfinished message, among those whose author fits. */
   oldest(fits: (from: string) => boolean = () => true): number | undefined {
-    for (const [seq, { from }] of this.#unfinished) if (fits(from)) return seq;
-    return undefined;
+    let oldest: number | undefined;
+    for (const [seq, { from }] of this.#unfinished) if (fits(from) && seq < (oldest ?? seq + 1)) oldest = seq;
+    return oldest;
   }
 
   /** True while single requests come faster than they are finished: a burst of unknown length. Batches do not count. */
