@@ -205,11 +205,11 @@ class Conversation implements Waiting {
   /** The nonces above which the request was signed anew, as the server asked. */
   readonly #raised: number[] = [];
   #sent: Sent | undefined;
-  /** True once the response to the first write is there, or will not come. */
-  #isWritten = false;
-  /** When the request was first written, ms by the service's clock, if that is known. */
+  /** True while the response to the write of an attempt is not there. */
+  #isWriting = true;
+  /** When the request was last written, ms by the service's clock, if that is known. */
   #writtenAt: number | undefined;
-  /** What was lost last before that was known, and before when it was written. */
+  /** What was lost last while an attempt was being written, and before when it was written. */
   #lostEarly: [cause: unknown, before: number | undefined] | undefined;
   /** If no answer comes, thrown instead of a timeout: a write that may have landed, or an answer that cannot be read. */
   #doubt: unknown;
@@ -295,6 +295,7 @@ class Conversation implements Waiting {
     // The service takes only five copies of a text a minute.
     const interval = Math.max(this.#timeoutMs / (this.#retries + 1), this.#retries > 4 ? 15_000 : 0);
     for (; this.#attempt <= this.#retries; this.#attempt++) {
+      this.#isWriting = true;
       try {
         const sending = this.#send();
         sending.catch(() => {});
@@ -302,7 +303,7 @@ class Conversation implements Waiting {
         const arrived = await Promise.race([sending, this.#finished]);
         if (!arrived) return;
         this.#sent = arrived;
-        if (!this.#isWritten) this.#writtenAt = arrived.at;
+        this.#writtenAt = arrived.at;
         this.#doubt = undefined;
       } catch (cause) {
         // If it may have landed, the answer would tell: wait for it.
@@ -310,11 +311,11 @@ class Conversation implements Waiting {
         else if (this.#attempt === 0 || this.#stop.signal.aborted) throw cause;
         else onEvent({ kind: 'retry', room, id, cause, afterMs: interval });
       }
-      if (!this.#isWritten) {
-        this.#isWritten = true;
-        this.#handling.written?.();
-        if (this.#lostEarly) this.lost(...this.#lostEarly);
-      }
+      this.#isWriting = false;
+      if (this.#attempt === 0) this.#handling.written?.();
+      const early = this.#lostEarly;
+      this.#lostEarly = undefined;
+      if (early) this.lost(...early);
       if (this.#attempt === this.#retries) break;
       const pause = new AbortController();
       this.#pause = pause;
@@ -392,14 +393,14 @@ class Conversation implements Waiting {
 
   /**
    * The answer may be among lost messages. The next attempt gets the one that the server kept; without one it is an
-   * error.
+   * error. So what is lost while an attempt is being written counts once it is known when it was.
    */
   lost(cause: unknown, before?: number | undefined): void {
-    if (!this.#isWritten) {
+    if (this.#isWriting) {
       this.#lostEarly = [cause, before];
       return;
     }
-    // What was written before the request cannot be its answer.
+    // What was written before the request was last written cannot be the answer to that.
     if (before !== undefined && this.#writtenAt !== undefined && before < this.#writtenAt) return;
     this.#isLost = true;
     if (this.#attempt < this.#retries) this.#pause?.abort(OVER);

@@ -506,6 +506,33 @@ describe.each(PROFILES)('a call, %s', (profile) => {
     await stop();
   });
 
+  test('what is lost while the last attempt is being written is none of the answers to it', async () => {
+    const w = parties(profile, { roomRingBytes: 4000 });
+    const slow = async ({ n }: any): Promise<unknown> => {
+      await w.clock.sleep(20_000);
+      return n;
+    };
+    const stop = await served(w, { methods: new Map([['slow', slow]]) });
+    let writes = 0;
+    const fetch = faulty(w.o.fetch, async (url, init) => {
+      if (/wait=/.test(url) && url.includes(MINE)) await w.clock.sleep(500, init.signal!);
+      if (isSay(url, init) && url.includes(BOX) && ++writes === 2) await w.clock.sleep(6000);
+      return undefined;
+    });
+    const flood = async (): Promise<void> => {
+      for (let i = 0; i < 30; i++) await eve.say(MINE, `${i} ${'x'.repeat(200)}`, w.other);
+    };
+    const work = w.ask('slow', { n: 7 }, { fetch, retry: 1, timeoutMs: 60_000 }).catch((e) => e);
+    await w.clock.advance(2000);
+    await w.run(flood());
+    await w.until(() => writes === 2);
+    await w.clock.advance(1000);
+    await w.run(flood());
+    expect(await w.run(work)).toBe(7);
+    expect(w.kinds().filter((kind) => kind === 'gap').length).toBeGreaterThan(1);
+    await stop();
+  });
+
   test('a reply room that is recreated under a call is told', async () => {
     const w = parties(profile);
     await server.say(BOX, 'mailbox opened', w.o);
