@@ -8,10 +8,11 @@ import { type Channel, type Incoming, limitOf } from './channel.ts';
 import type { Id, JsonObject } from './dispatch.ts';
 import { TechnocoreError } from './errors.ts';
 import { isObject, type Json, metaIn } from './frames.ts';
-import { budgetOf, type Transport } from './http.ts';
+import { budgetOf, decided, type Transport } from './http.ts';
 import { REPLY_META } from './line.ts';
 import { Outbox, sayUnrefused } from './outbox.ts';
 import { type ReplyLimits, ReplyRooms } from './replies.ts';
+import { PATIENCE_MS } from './rooms.ts';
 import type { Signer } from './signer.ts';
 import { SPILL_META, Spills, spilledFrame } from './spill.ts';
 import { NEVER, type Regulars } from './turns.ts';
@@ -44,7 +45,7 @@ export function replyNamed(members: readonly unknown[]): unknown {
 
 /** Options about where answers may go. */
 export interface AnsweringOptions {
-  replyPolicy?: ((from: string, room: string) => boolean) | undefined;
+  replyPolicy?: ((from: string, room: string) => boolean | Promise<boolean>) | undefined;
   replyLimits?: ReplyLimits | undefined;
 }
 
@@ -55,7 +56,7 @@ export class Answering {
   readonly #t: Transport;
   readonly #channel: Channel | undefined;
   readonly #room: string;
-  readonly #policy: (from: string, room: string) => boolean;
+  readonly #policy: (from: string, room: string) => boolean | Promise<boolean>;
   /** Which keys were answered, and in which order they first were. */
   readonly #regulars: Regulars;
   readonly #replies: ReplyRooms;
@@ -106,7 +107,7 @@ export class Answering {
       };
     }
     const room = await this.#replies.find(m.from, named);
-    if (room === undefined || !this.#policy(m.from, room)) return undefined;
+    if (room === undefined || !(await decided(this.#t, PATIENCE_MS, this.#policy(m.from, room)))) return undefined;
     // Not awaited: it is looked up while the handler runs.
     const admitted = this.#replies.admits(m.from, room);
     admitted.catch(() => {});

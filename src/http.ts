@@ -47,7 +47,7 @@ export interface Options {
    * carry is then error `post_only`. `post`: always by POST.
    */
   lane?: 'auto' | 'get' | 'post' | undefined;
-  /** Called with each event. What it throws is ignored. */
+  /** Called with each event, and not waited for. What it throws is ignored, and so is the failure of a promise. */
   onEvent?: ((event: Event) => void) | undefined;
 }
 
@@ -123,11 +123,11 @@ export function meansOf(o: Options): Transport {
     random: random ?? ((n) => globalThis.crypto.getRandomValues(new Uint8Array(n))),
     lane,
     onEvent: (event) => {
+      if (!onEvent) return;
+      // A broken listener must not break what it listens to, whether it throws or rejects.
       try {
-        onEvent?.(event);
-      } catch {
-        // A broken listener must not break what it listens to.
-      }
+        Promise.resolve(onEvent(event)).catch(() => {});
+      } catch {}
     },
     shared: new Map(),
   };
@@ -351,6 +351,17 @@ export function within(t: Transport, ms: number, signal?: AbortSignal): { signal
       forget();
     },
   };
+}
+
+/**
+ * What a function of the user's returned, once it is known.
+ *
+ * @throws an {@link Unavailable} if that takes longer than `ms`; what a promise rejects with; the signal's reason
+ */
+export async function decided<T>(t: Transport, ms: number, result: T | Promise<T>, signal?: AbortSignal): Promise<T> {
+  if (!isObject(result)) return result;
+  const { signal: until, end } = within(t, ms, signal);
+  return orAbort(Promise.resolve(result), until).finally(end);
 }
 
 /** Runs the jobs of each lane one at a time, in the order in which they came. */

@@ -92,7 +92,8 @@ export interface Admission {
 
 /**
  * A store of requests and answers, by which a server runs no request twice: {@link memoryLedger}, {@link fileLedger}, or
- * your own. Times are in milliseconds since the epoch. If `admit` or `pass` throws, the server ends.
+ * your own. Times are in milliseconds since the epoch. If `admit` or `pass` throws, the server ends; if another method does,
+ * there is an event `unkept`, and callers are answered all the same.
  */
 export interface Ledger {
   /**
@@ -107,7 +108,7 @@ export interface Ledger {
   /** Forgets a request that was begun and of which nothing was executed. */
   forget(from: string, id: string): void | Promise<void>;
   /** Tells the ledger the time, so that it can let old entries expire. A server calls it twice a minute. */
-  pass?(now: number): void;
+  pass?(now: number): void | Promise<void>;
   /** Releases what the ledger holds. A server never calls it: its owner does, after the server has ended. */
   close?(): void | Promise<void>;
 }

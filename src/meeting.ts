@@ -14,7 +14,7 @@ import { addresseeOf, e2eAccept, e2eOffer, isOffer } from './e2e.ts';
 import { BadName, CallTimeout, checkFunction, checkFunctions, type RingGap, TechnocoreError } from './errors.ts';
 import { authorOf, drop, feedOf } from './feed.ts';
 import { compact } from './frames.ts';
-import { type Options, orAbort, retrying, type Transport, transportOf } from './http.ts';
+import { decided, type Options, orAbort, retrying, type Transport, transportOf } from './http.ts';
 import { identityKeys } from './identity.ts';
 import { remember } from './maps.ts';
 import { roomClasses, verify } from './names.ts';
@@ -159,7 +159,10 @@ export async function connectSealed(
 export interface AcceptOptions extends Options {
   /** The X25519 private key of the published key, 32 bytes. Default: that of {@link identityKeys}. */
   privateKey?: Uint8Array | undefined;
-  /** Who may open a channel, by DID. Default: everybody. */
+  /**
+   * Who may open a channel, by DID. Default: everybody. If it throws, or has not decided after 30 seconds, the offer is
+   * skipped.
+   */
   allow?: ((from: string) => boolean | Promise<boolean>) | undefined;
   /**
    * The most channels at a time; default 8. Each reads a room of its own, and the public service holds four reads of an
@@ -324,8 +327,10 @@ class Acceptor implements Listener {
   async #meet(m: Incoming): Promise<undefined> {
     const { room, key } = e2eAccept(m.text, this.#privateKey);
     if (!isMeetingRoom(room)) return this.#refuse(m, 'the room of the offer is not private');
-    if (!((await this.#o.allow?.(m.from)) ?? true)) return this.#refuse(m, 'not allowed');
     const t = this.#t;
+    const { allow } = this.#o;
+    const isAllowed = allow === undefined || (await decided(t, PATIENCE_MS, allow(m.from), this.#o.signal));
+    if (!isAllowed) return this.#refuse(m, 'not allowed');
     const seal = new Seal(t, room, key, this.#signer);
     const deadline = t.clock.now() + PATIENCE_MS;
     const { signal } = this.#o;

@@ -37,12 +37,22 @@ import {
 import { checkFunction, checkFunctions, checkNumbers, type RingGap, TechnocoreError } from './errors.ts';
 import { drop, feedOf } from './feed.ts';
 import { decode, encodeLong, isObject, type Json } from './frames.ts';
-import { healthOf, type Options, onAbort, sharedOf, shownBase, type Transport, transportOf } from './http.ts';
+import {
+  decided,
+  healthOf,
+  type Options,
+  onAbort,
+  orAbort,
+  sharedOf,
+  shownBase,
+  type Transport,
+  transportOf,
+} from './http.ts';
 import { mayUseId } from './inbox.ts';
 import { type Admission, type Ledger, LedgerState, memoryLedger, type Verdict } from './ledger.ts';
 import { attend } from './presence.ts';
 import type { ReplyLimits } from './replies.ts';
-import { type CursorStore, checkSigner, OPENING, type Place } from './rooms.ts';
+import { type CursorStore, checkSigner, OPENING, PATIENCE_MS, type Place } from './rooms.ts';
 import { Share, type Standing } from './share.ts';
 import type { Signer } from './signer.ts';
 import { readSpilled } from './spill.ts';
@@ -55,12 +65,18 @@ import { Workers } from './workers.ts';
 export interface ServeOptions
   extends Options,
     Pick<DispatcherOptions, 'methods' | 'tools' | 'serverInfo' | 'instructions' | 'pageSize' | 'layer'> {
-  /** Who may call, by the caller's DID. Default: everybody. Others get error 1004, or no answer if `silent` is set. */
+  /**
+   * Who may call, by the caller's DID. Default: everybody. Others get error 1004, or no answer if `silent` is set. If it
+   * throws, or has not decided after 30 seconds, the message is skipped.
+   */
   allow?: ((from: string) => boolean | Promise<boolean>) | undefined;
   /** Whether callers that `allow` rejects get no answer at all; default false. */
   silent?: boolean | undefined;
-  /** Whether answers to the DID `from` may go to the mailbox `room`. Default: the built-in rules alone decide. */
-  replyPolicy?: ((from: string, room: string) => boolean) | undefined;
+  /**
+   * Whether answers to the DID `from` may go to the mailbox `room`. Default: the built-in rules alone decide. If it throws,
+   * or has not decided after 30 seconds, the message is skipped.
+   */
+  replyPolicy?: ((from: string, room: string) => boolean | Promise<boolean>) | undefined;
   /** Limits on answers to mailboxes that may not be the caller's. */
   replyLimits?: ReplyLimits | undefined;
   /** The most handlers that run at a time; default 16. Keys that were never answered can have three quarters of them. */
@@ -339,7 +355,7 @@ class Server implements Listener {
   async #passTime(signal: AbortSignal): Promise<void> {
     try {
       for (;;) {
-        this.#ledger.pass?.(this.#t.clock.now());
+        await this.#ledger.pass?.(this.#t.clock.now());
         await this.#t.clock.sleep(PASS_MS, signal);
       }
     } catch (cause) {
@@ -364,7 +380,7 @@ class Server implements Listener {
 
   async #listen(signal: AbortSignal | undefined): Promise<() => void> {
     if (this.#channel) return this.#channel.listen(this, signal);
-    const kept = await this.#underway.load();
+    const kept = await orAbort(this.#underway.load(), signal);
     await openMailbox(this.#t, this.#room, this.#signer, signal);
     const first = beginningOf(this.#t, this.#room, this.#signer);
     const from = this.#share ? await this.#share.begin(kept, signal) : (kept ?? first);
@@ -373,7 +389,7 @@ class Server implements Listener {
     try {
       // From now on no request is lost, whenever this process dies.
       const begun = from ? from === first && first : feed.place;
-      if (begun) await this.#underway.keep(begun);
+      if (begun) await orAbort(this.#underway.keep(begun), signal);
       return leave;
     } catch (cause) {
       leave();
@@ -479,7 +495,7 @@ class Server implements Listener {
     }
     if (standing === 'finished') return this.#elsewhere(m, requests, named);
 
-    if (!((await this.#o.allow?.(m.from)) ?? true)) {
+    if (!(await this.#allows(m.from))) {
       this.#refuse(m, 'not allowed');
       const reply = requests.length > 0 && !this.#o.silent ? await this.#answering.to(m, named) : undefined;
       const texts = requests.map(({ id }) => denied(id as Id));
@@ -540,7 +556,7 @@ class Server implements Listener {
         if (!(await this.#answering.write(reply, [...refused, ...texts], batch))) return;
         for (const [i, text] of answers.entries()) {
           if (text !== undefined && KEPT.has(verdicts[i]!.kind) && !passing.has(requests[i]!)) {
-            await this.#ledger.sent(m.from, JSON.stringify(requests[i]!['id']));
+            await this.#record((ledger) => ledger.sent(m.from, JSON.stringify(requests[i]!['id'])));
           }
         }
       })(),
@@ -553,7 +569,7 @@ class Server implements Listener {
     const { id } = frame;
     const named = replyNamed([frame]);
     if (!this.#long || !isId(id) || !mayUseId(m.from, id)) return this.#refuse(m, 'a long request');
-    if (!((await this.#o.allow?.(m.from)) ?? true)) return this.#refuse(m, 'not allowed');
+    if (!(await this.#allows(m.from))) return this.#refuse(m, 'not allowed');
     try {
       return await this.#long.read(m.from, frame);
     } catch (cause) {
@@ -572,7 +588,7 @@ class Server implements Listener {
     for (const [i, { kind }] of verdicts.entries()) {
       if (passing.has(requests[i]!)) continue;
       const id = requests[i]!['id'] as Id;
-      if (kind === 'new') await this.#ledger.answer(m.from, JSON.stringify(id), interrupted(id));
+      if (kind === 'new') await this.#record((ledger) => ledger.answer(m.from, JSON.stringify(id), interrupted(id)));
     }
   }
 
@@ -605,6 +621,23 @@ class Server implements Listener {
       this.#ended?.(cause);
       throw cause;
     }
+  }
+
+  /**
+   * Tells the ledger what became of a request. If it cannot keep that, there is an event, and the caller is answered all
+   * the same: to him, silence would be worse than an answer that is not repeated.
+   */
+  async #record(change: (ledger: Ledger) => void | Promise<void>): Promise<void> {
+    try {
+      await change(this.#ledger);
+    } catch (cause) {
+      this.#t.onEvent({ kind: 'unkept', room: this.#room, cause });
+    }
+  }
+
+  #allows(from: string): boolean | Promise<boolean> {
+    const { allow } = this.#o;
+    return allow === undefined || decided(this.#t, PATIENCE_MS, allow(from));
   }
 
   #refuse(m: Incoming, reason: string): undefined {
@@ -698,7 +731,7 @@ class Server implements Listener {
     const found = reply.room === undefined ? undefined : await this.#share?.answerIn(reply.room, key);
     if (found === undefined && this.#dispatcher.idempotent(request)) return this.#run(m, request, reply);
     const text = found ?? interrupted(id);
-    await this.#ledger.answer(m.from, key, text);
+    await this.#record((ledger) => ledger.answer(m.from, key, text));
     // An answer that stands in the reply room is repeated only for a caller who asked again.
     return found === undefined || fresh ? text : undefined;
   }
@@ -732,18 +765,18 @@ class Server implements Listener {
       this.#queued.delete(name);
       if (off.signal.aborted) {
         release?.();
-        await this.#ledger.answer(m.from, key, interrupted(id));
+        await this.#record((ledger) => ledger.answer(m.from, key, interrupted(id)));
         return undefined;
       }
     }
     if (!release) {
-      await this.#ledger.forget(m.from, key);
+      await this.#record((ledger) => ledger.forget(m.from, key));
       return this.#refusal(m, encodeLong(rpcError(id, BUSY, 'Busy', { retryAfterMs: 1000 })));
     }
     if (this.#share && !this.#share.holds(m.from)) {
       release();
       // The server that has the share by now must not take the request for a finished one.
-      await this.#ledger.answer(m.from, key, interrupted(id));
+      await this.#record((ledger) => ledger.answer(m.from, key, interrupted(id)));
       this.#share.again(m, decode(m.text)!);
       return undefined;
     }
@@ -795,8 +828,8 @@ class Server implements Listener {
       const answer = await Promise.race([dispatched, late]);
       // How far a cancelled request got is unknown. A subscription that ended may begin again.
       const text = answer === undefined ? interrupted(id) : await this.#textOf(answer, request, reply);
-      if (answer === undefined && open) await this.#ledger.forget(m.from, key);
-      else await this.#ledger.answer(m.from, key, text);
+      if (answer === undefined && open) await this.#record((ledger) => ledger.forget(m.from, key));
+      else await this.#record((ledger) => ledger.answer(m.from, key, text));
       return answer === undefined ? undefined : text;
     } finally {
       // After the deadline nobody gets the handler's result: its signal says so.

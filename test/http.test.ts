@@ -114,6 +114,17 @@ describe('transportOf', () => {
     });
     expect(() => t.onEvent({ kind: 'x' })).not.toThrow();
   });
+
+  test('nor does one that rejects', async () => {
+    const unheard: unknown[] = [];
+    const hear = (e: unknown): void => void unheard.push(e);
+    process.on('unhandledRejection', hear);
+    transportOf({ onEvent: () => Promise.reject(new Error('mine')) }).onEvent({ kind: 'x' });
+    await settled();
+    await settled();
+    process.off('unhandledRejection', hear);
+    expect(unheard).toEqual([]);
+  });
 });
 
 describe('request', () => {

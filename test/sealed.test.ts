@@ -517,4 +517,27 @@ describe('meeting', () => {
     await accepted;
     expect(running).toBe(0);
   });
+
+  test('does not wait for one who never says who may come', async () => {
+    const { agent } = world();
+    const [alice, bob, o] = [Signer.generate(), Signer.generate(), agent()];
+    await publishIdentity(bob, { mailbox: 'mb-p-inbox' }, o);
+    const stop = new AbortController();
+    let ready!: () => void;
+    const isReady = new Promise<void>((resolve) => {
+      ready = resolve;
+    });
+    let asked = 0;
+    const allow = (): Promise<boolean> => {
+      asked++;
+      return new Promise(() => {});
+    };
+    const accepted = acceptSealed('mb-p-inbox', bob, () => {}, { ...o, allow, signal: stop.signal, onReady: ready });
+    await isReady;
+    const connecting = connectSealed(bob.did, alice, { ...agent(), signal: stop.signal }).catch((e) => e);
+    await until(() => asked === 1);
+    stop.abort('over');
+    await accepted;
+    expect(await connecting).toBe('over');
+  });
 });

@@ -458,6 +458,35 @@ describe.each(PROFILES)('answers, %s', (profile) => {
     await s.stop();
   });
 
+  test('who may call is never found out: the next message of that key gets its turn', async () => {
+    const w = serving(profile);
+    await w.open();
+    let hangs = true;
+    const s = await w.start({ allow: () => (hangs ? new Promise(() => {}) : true) });
+    await w.say(ask('1', 'run', { n: 1 }));
+    hangs = false;
+    await w.say(ask('2', 'run', { n: 2 }));
+    expect(w.runs).toEqual([]);
+    await w.clock.advance(31_000);
+    expect(w.runs).toEqual(['2']);
+    expect(w.kinds()).toContain('skipped');
+    await s.stop();
+  });
+
+  test('a decision that says nothing is no, and a promise of no is no', async () => {
+    const w = serving(profile);
+    await w.open();
+    let s = await w.start({ allow: (() => {}) as any });
+    await w.say(ask('1', 'run', { n: 1 }));
+    expect(await w.answers()).toMatchObject([{ id: '1', error: { code: 1004 } }]);
+    await s.stop();
+    s = await w.start({ replyPolicy: async () => false });
+    await w.say(ask('2', 'run', { n: 2 }));
+    await s.stop();
+    expect(w.runs).toEqual([]);
+    expect(await w.answers()).toHaveLength(1);
+  });
+
   test('fault 13: lines that are unsigned, signed by another, or had their signature taken away reach nobody', async () => {
     const w = serving('modern');
     const direct = w.service.client('server');
@@ -614,6 +643,28 @@ describe.each(PROFILES)('once, %s', (profile) => {
     await w.say(ask('1', 'run', { n: 1 }));
     expect(await w.run(over)).toBe(full);
     expect(w.runs).toEqual([]);
+  });
+
+  test('a ledger that fails to keep an answer keeps none from the caller', async () => {
+    const w = serving(profile);
+    await w.open();
+    const ledger = memoryLedger();
+    const answer = ledger.answer.bind(ledger);
+    let left = 1;
+    ledger.answer = (...how) => (left-- > 0 ? Promise.reject(new Error('the disk is full')) : answer(...how));
+    const s = await w.start({ ledger });
+    await w.say(`[${ask('1', 'run', { n: 1 })},${ask('2', 'run', { n: 2 })}]`);
+    await w.say(ask('3', 'run', { n: 3 }));
+    expect(await w.answers()).toMatchObject([[{ id: '1' }, { id: '2' }], { id: '3' }]);
+    expect(w.kinds().filter((kind) => kind === 'unkept')).toHaveLength(1);
+    await s.stop();
+  });
+
+  test('a ledger whose time fails to pass is the end of the server too, also as a promise', async () => {
+    const w = serving(profile);
+    const full = new Error('the disk is full');
+    const s = await w.start({ ledger: Object.assign(memoryLedger(), { pass: () => Promise.reject(full) }) });
+    expect(await w.run(s.over.catch((e) => e))).toBe(full);
   });
 });
 

@@ -74,6 +74,18 @@ describe.each(PROFILES)('the end, %s', (profile: Profile) => {
     await server.stop();
     expect(w.clock.now() - begun).toBeLessThan(33_000);
   });
+
+  test.each(['load', 'save'])('comes although a cursor never does its %s', async (what) => {
+    const w = world(profile);
+    const cursor = { load: async () => undefined, save: async () => {}, [what]: () => new Promise<any>(() => {}) };
+    const stop = new AbortController();
+    const ended = serve(BOX, bob, { ...w.o, cursor, ledger: memoryLedger(), signal: stop.signal, drainMs: 1000 });
+    await w.clock.advance(5000);
+    stop.abort();
+    const begun = w.clock.now();
+    await w.run(ended);
+    expect(w.clock.now() - begun).toBeLessThan(2000);
+  });
 });
 
 describe('twice', () => {
