@@ -72,7 +72,7 @@ async function jsonFrom(word: string | undefined): Promise<Json | undefined> {
   try {
     value = JSON.parse(word === '-' ? await textOf(process.stdin) : word);
   } catch (e) {
-    throw new Usage(`not JSON: ${(e as Error).message}`);
+    throw new Usage(`the parameters are not JSON, as in '{"a":1}': ${(e as Error).message}`);
   }
   if (!isObject(value) && !Array.isArray(value)) throw new Usage('the parameters must be a JSON object or array');
   return value as Json;

@@ -6,8 +6,8 @@
 import { createInterface } from 'node:readline';
 import { type Args, type Command, EXIT, json, KEY, print, shown, tell, Usage } from './cli-kit.ts';
 import { shownBase } from './http.ts';
-import { HttpRelay, Identity, Invite, Session } from './parley.ts';
-import { TechnocoreError } from './technocore-rpc.ts';
+import { BadInvite, HttpRelay, Identity, Invite, Session } from './parley.ts';
+import { TechnocoreError, Unavailable } from './technocore-rpc.ts';
 
 /** How long closing a channel may take, ms; the other end is told within that time, or not at all. */
 const LEAVE_MS = 5000;
@@ -24,6 +24,24 @@ const usualRelay = (): string => process.env['PARLEY_RELAY'] || 'https://parley.
 function relayOf({ relay: host }: Invite): string {
   const usual = usualRelay();
   return host === '' || host === new HttpRelay(usual).host ? usual : `https://${host}`;
+}
+
+/** The invite of a link, which a shell cuts at the `&` unless it is quoted. */
+function inviteOf(link: string): Invite {
+  try {
+    return Invite.parse(link.trim());
+  } catch (cause) {
+    if (!BadInvite.is(cause)) throw cause;
+    const whole = 'the whole link is needed, in quotes: "https://…/i/…#k=…&s=…"';
+    throw new TechnocoreError(cause.code, `${cause.message}; ${whole}`, cause);
+  }
+}
+
+/** Adds to the error of a relay that cannot be reached how to choose another one. */
+function unreached(cause: unknown): never {
+  if (!Unavailable.is(cause)) throw cause;
+  const where = '--relay or PARLEY_RELAY selects another relay; `npx technocore-rpc local` starts one';
+  throw new Unavailable(`${cause.message}; ${where}`, cause.cause);
 }
 
 /** Our own end of a channel. */
@@ -111,7 +129,7 @@ else reads. A link contains only the host of the relay; https is assumed.`,
     async run(args) {
       const relay = (args.text('relay') ?? usualRelay()).replace(/\/+$/, '');
       const end = await endOf(args, relay);
-      const invite = await end.session.open(args.text('topic') ?? '', { signal: args.signal });
+      const invite = await end.session.open(args.text('topic') ?? '', { signal: args.signal }).catch(unreached);
       const link = invite.url();
       print(args.json ? json({ kind: 'link', link, relay: shownBase(relay) }, true) : link);
       if (`https://${invite.relay}` !== relay && !args.json)
@@ -141,7 +159,7 @@ under a path must be given with --relay, since a link does not contain that.`,
       try {
         const link = args.words[0] ?? (await from.lines.next()).value;
         if (typeof link !== 'string') throw new Usage('no link');
-        const invite = Invite.parse(link.trim());
+        const invite = inviteOf(link);
         relay ??= relayOf(invite);
         end = await endOf(args, relay);
         await end.session.join(invite, { signal: args.signal });

@@ -110,11 +110,12 @@ describe('help and arguments', () => {
     [['read', 'Not-A-Room!'], /bad_name: a room is/],
     [['read', 'p-x', '--base', 'nonsense'], /bad_name: --base must be the URL/],
     [['call', 'p-x', 'm'], /bad_name: a mailbox is/],
-    [['call', 'did:key:zzz', 'm'], /bad_name: a mailbox is/],
+    [['call', 'did:key:zzz', 'm'], /bad_name: a did:key of/],
     [['call', 'mb-p-x', 'm', '--reply-to', 'p-x'], /bad_name: a mailbox is/],
     [['tools', 'p-x'], /bad_name: a mailbox is/],
     [['verify', 'did:key:zzz', 'sig', 'text'], /"did:key:zzz" is not a did:key/],
-    [['parley', 'join', 'https://parley.chat/'], /bad_invite/],
+    [['parley', 'join', 'https://parley.chat/'], /bad_invite: .* in quotes/],
+    [['parley', 'open', '--relay', 'localhost'], /bad_name: the address must be the URL of a relay/],
     [['constructor'], /unknown command/],
     [['say', 'p-room'], /^<text> is missing\n/],
     [['say'], /^<room> is missing\n/],
@@ -123,7 +124,7 @@ describe('help and arguments', () => {
     [['read', 'p-x', '--limit', '0'], /--limit takes a number from 1 to 200/],
     [['read', 'p-x', '--wait', '3'], /--wait needs --since/],
     [['read', 'p-x', '--frob'], /frob/],
-    [['call', 'mb-p-x', 'm', '{'], /not JSON/],
+    [['call', 'mb-p-x', 'm', '{a:1}'], /not JSON, as in '{"a":1}': /],
     [['call', 'mb-p-x', 'm', '7'], /JSON object or array/],
     [['call', 'mb-p-x', 'm', '{}', '--peer', 'me'], /did:key/],
     [['tools', 'mb-p-x', 't', '[]'], /JSON object/],
@@ -428,6 +429,11 @@ describe('rooms', () => {
     const unavailable = { code: 4, out: '', err: expect.stringMatching(`^unavailable: ${why}\n$`) };
     const words = `^call_timeout: no answer from mb-p-x after \\d+ ms: the request was not sent yet; ${why}\n$`;
     expect(told).toEqual([unavailable, unavailable, { ...unavailable, err: expect.stringMatching(words) }]);
+    const relay = await run('parley', 'open', '--relay', gone.url);
+    expect(relay).toEqual({
+      ...unavailable,
+      err: expect.stringMatching(/ECONNREFUSED\); --relay or PARLEY_RELAY selects /),
+    });
   });
 
   test('--follow goes on until Ctrl-C, which is a good end', async () => {
