@@ -128,6 +128,11 @@ class Agent implements A2AAgent, Shop {
     checkObject(o);
     this.handler = checkFunction(handler, 'the handler');
     this.store = o.store ?? a2aMemoryStore();
+    if (typeof this.store.put !== 'function')
+      throw new TechnocoreError(
+        'bad_option',
+        'the option store is no store; a2aFileStore returns a promise, so await it',
+      );
     const concurrency = o.concurrency ?? 64;
     this.workers = new Workers(concurrency, Number.POSITIVE_INFINITY, Math.ceil(concurrency / 4), this);
     this.#o = o;

@@ -32,7 +32,7 @@ import type { Channel } from './channel.ts';
 import { following } from './clock.ts';
 import { converse } from './conversation.ts';
 import { type JsonObject, METHOD_NOT_FOUND, resultOf } from './dispatch.ts';
-import { checkObject, type RpcError, TechnocoreError, Unavailable } from './errors.ts';
+import { checkObject, checkText, type RpcError, TechnocoreError, Unavailable } from './errors.ts';
 import { compact, isObject, type Json } from './frames.ts';
 import { meansOf, sharedOf, type Transport, transportOf } from './http.ts';
 import type { CallOptions } from './line.ts';
@@ -311,7 +311,7 @@ function ofTask(
   o: A2ACallOptions & { historyLength?: number | undefined },
 ): Promise<A2ATaskView> {
   return spoken(to, o, async (spelling) => {
-    const params = compact({ id, historyLength: o.historyLength });
+    const params = compact({ id: checkText(id, 'the id of the task'), historyLength: o.historyLength });
     const task = answered(
       spelling.task,
       await call(to, spelling.methods[verb], params, signer, optionsOf(o, spelling)),

@@ -8,7 +8,7 @@ import { BadName } from './errors.ts';
 import { type Feed, feedOf, type Listener } from './feed.ts';
 import { compact, isObject, MAX_TEXT } from './frames.ts';
 import { budgetOf, Joint, type Options, retrying, sharedOf, type Transport, transportOf } from './http.ts';
-import { isName, roomClasses } from './names.ts';
+import { checkDid, isDid, isName, roomClasses } from './names.ts';
 import { OPENING, PATIENCE_MS, type Place, placeOf, readView, type SigningKey, saySigned } from './rooms.ts';
 import type { Signer } from './signer.ts';
 import { type Spill, spillOf } from './spill.ts';
@@ -66,9 +66,11 @@ export interface Channel {
  *
  * @throws a {@link BadName} for any other name
  */
-export function checkMailbox(room: string): string {
+export function checkMailbox(room: unknown): string {
   if (isMailbox(room)) return room;
-  const what = isName(room) ? '' : ': 1 to 48 characters of a-z 0-9 _ -';
+  // Where a DID may be given as well, a mistyped one was not meant to be a mailbox.
+  if (typeof room === 'string' && room.startsWith('did:') && !isDid(room)) checkDid(room);
+  const what = isName(room) ? '' : ' and has up to 48 characters of a-z 0-9 _ -';
   throw new BadName(room, `a mailbox is a room whose name begins with mb-${what}`);
 }
 

@@ -113,6 +113,19 @@ export function checkNumbers<T extends object>(o: T, names: readonly (keyof T & 
 }
 
 /**
+ * Checks that an option is a signal, where it is given.
+ *
+ * @throws a {@link TechnocoreError} `bad_option` if it is not
+ */
+export function checkSignal(signal: AbortSignal | undefined): void {
+  if ((signal ?? undefined) === undefined || typeof signal?.throwIfAborted === 'function') return;
+  throw new TechnocoreError(
+    'bad_option',
+    'the option signal must be an AbortSignal; of an AbortController, pass its member signal',
+  );
+}
+
+/**
  * Returns the value if it is an object without any other members than these. A misspelt member, or an option passed in
  * the wrong argument, would otherwise be ignored without notice.
  *
@@ -256,12 +269,7 @@ export class Conflict extends HttpError {
   /** The value that the note holds; undefined if there is no note. */
   readonly actual: string | undefined;
   constructor(body: string, actual?: string) {
-    super(
-      409,
-      body,
-      'conflict',
-      actual === undefined ? 'conflict: the note does not exist' : 'conflict: the note has another value',
-    );
+    super(409, body, 'conflict', actual === undefined ? 'the note does not exist' : 'the note has another value');
     this.actual = actual;
   }
 }

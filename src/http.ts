@@ -6,7 +6,17 @@
  */
 import { Budget } from './budget.ts';
 import { type Clock, following, later, OVER, onAbort, randomFloat, systemClock } from './clock.ts';
-import { BadName, checkObject, checkText, HttpError, RateLimited, TechnocoreError, Unavailable } from './errors.ts';
+import {
+  BadName,
+  checkFunctions,
+  checkObject,
+  checkSignal,
+  checkText,
+  HttpError,
+  RateLimited,
+  TechnocoreError,
+  Unavailable,
+} from './errors.ts';
 import { isObject } from './frames.ts';
 import { getOrMake } from './maps.ts';
 
@@ -90,18 +100,23 @@ export function environmentUrl(): string | undefined {
 /**
  * The transport that options describe.
  *
- * @param address the address of the service, instead of the option `base`
+ * @param address the address, instead of the option `base`
+ * @param wanted whose address it is, for the error message
  * @throws a {@link BadName} if it is not an http or https address
- * @throws a {@link TechnocoreError} `bad_option` if the options are not an object
+ * @throws a {@link TechnocoreError} `bad_option` if the options are not an object, or `signal` or a function is something
+ * else
  */
-export function transportOf(o: Options = {}, address?: string): Transport {
+export function transportOf(
+  o: Options = {},
+  address?: string,
+  wanted: string = 'the URL of a service, like http://127.0.0.1:8080',
+): Transport {
   const means = meansOf(o);
   const given = address ?? o.base;
-  const base = checkText(given ?? environmentUrl() ?? DEFAULT_BASE, 'the option base').replace(/\/+$/, '');
-  if (!/^https?:\/\/[^\s/?#]+(\/[^\s?#]*)?$/i.test(base) || !URL.canParse(base)) {
-    const where = given === undefined ? 'TECHNOCORE_URL' : 'the option base';
-    throw new BadName(shownBase(base), `${where} must be the URL of a service, like http://127.0.0.1:8080`);
-  }
+  const what = address !== undefined ? 'the address' : given === undefined ? 'TECHNOCORE_URL' : 'the option base';
+  const base = checkText(given ?? environmentUrl() ?? DEFAULT_BASE, what).replace(/\/+$/, '');
+  if (!/^https?:\/\/[^\s/?#]+(\/[^\s?#]*)?$/i.test(base) || !URL.canParse(base))
+    throw new BadName(shownBase(base), `${what} must be ${wanted}`);
   const clocks = getOrMake(worlds, means.fetch, () => new WeakMap<Clock, Map<string, Shared>>());
   const bases = getOrMake(clocks, means.clock, () => new Map<string, Shared>());
   return { ...means, base, shared: getOrMake(bases, base, () => new Map()) };
@@ -111,11 +126,14 @@ export function transportOf(o: Options = {}, address?: string): Transport {
  * As {@link transportOf}, for functions that need a clock, random bytes or a listener, but no service. The address is
  * not looked at, so a wrong one does not matter, and nothing is shared with other transports.
  *
- * @throws a {@link TechnocoreError} `bad_option` if the options are not an object
+ * @throws a {@link TechnocoreError} `bad_option` if the options are not an object, or `signal` or a function is something
+ * else
  */
 export function meansOf(o: Options): Transport {
   // A transport may outlive a call, so it must not hold on to the other options, such as a signal or a ledger.
   const { onEvent, random, fetch = globalThis.fetch, clock = systemClock, lane = 'auto' } = checkObject(o);
+  checkFunctions(o, ['onEvent', 'random', 'fetch']);
+  checkSignal(o.signal);
   return {
     base: '',
     fetch,
@@ -451,10 +469,12 @@ export function isTransient(e: unknown): boolean {
 /** Error codes of a connection that was never made: nothing can have been executed. */
 const NEVER_MADE =
   /^(ECONNREFUSED|ConnectionRefused|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|UND_ERR_CONNECT_TIMEOUT)$/;
-/**
- * The same for errors without a code: Deno's message, after the address, and the messages about ports that fetch blocks.
- */
-const NEVER_MADE_WORDS = /^bad port$|^[^()]*\(\S*\): client error \(Connect\): |: Requests to port \d+ are blocked$/;
+/** The same for errors without a code: Deno's message, after the address. */
+const NEVER_MADE_WORDS = /^[^()]*\(\S*\): client error \(Connect\): /;
+/** The messages about ports that fetch blocks. */
+const BLOCKED_PORT = /^bad port$|: Requests to port \d+ are blocked$/;
+/** The name of Deno's error where the program may not use the network. */
+const NO_PERMISSION = 'NotCapable';
 
 /** Plain words for the most common of these codes. */
 const MEANINGS: { readonly [code: string]: string } = {
@@ -470,8 +490,9 @@ function* causesOf(e: unknown): Generator<Record<string, unknown>> {
 
 /** Whether a failed request was certainly never sent. False where the platform does not say. */
 export function neverSent(e: unknown): boolean {
-  for (const { code, message } of causesOf(e)) {
-    if (NEVER_MADE.test(String(code)) || NEVER_MADE_WORDS.test(String(message))) return true;
+  for (const { code, name, message } of causesOf(e)) {
+    if (name === NO_PERMISSION || NEVER_MADE.test(String(code))) return true;
+    if (NEVER_MADE_WORDS.test(String(message)) || BLOCKED_PORT.test(String(message))) return true;
   }
   return false;
 }
@@ -480,7 +501,9 @@ export function neverSent(e: unknown): boolean {
  * Why a connection failed, for the end of a message: the platform's code alone, since its words may quote the address.
  */
 function reasonOf(e: unknown): string {
-  for (const { code } of causesOf(e)) {
+  for (const { code, name, message } of causesOf(e)) {
+    if (name === NO_PERMISSION) return ': this program has no permission (in Deno: --allow-net)';
+    if (BLOCKED_PORT.test(String(message))) return ': fetch refuses this port';
     if (typeof code === 'string' && /^\w{3,40}$/.test(code)) {
       return Object.hasOwn(MEANINGS, code) ? `: ${MEANINGS[code]} (${code})` : `: ${code}`;
     }

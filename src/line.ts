@@ -13,7 +13,7 @@ import { type Options, sharedOf, type Transport } from './http.ts';
 import { type Identity, resolveIdentity } from './identity.ts';
 import { type Inbox, inboxOf } from './inbox.ts';
 import { getOrMake, remember } from './maps.ts';
-import { isDid } from './names.ts';
+import { checkDid, isDid } from './names.ts';
 import type { Signer } from './signer.ts';
 import { SPILL_META, spilledFrame } from './spill.ts';
 
@@ -106,7 +106,10 @@ export async function mailboxOf(t: Transport, to: string, o: Options): Promise<s
   if (!isDid(to)) return checkMailbox(to);
   const mailbox = (await identityOf(t, to, o))?.mailbox;
   if (mailbox === undefined)
-    throw new TechnocoreError('no_mailbox', `${to} has published no mailbox (publishIdentity)`);
+    throw new TechnocoreError(
+      'no_mailbox',
+      `${to} has published no mailbox; its owner does that with publishIdentity or \`technocore-rpc serve --publish\``,
+    );
   return checkMailbox(mailbox);
 }
 
@@ -131,6 +134,7 @@ export async function lineOf(
     };
   }
   const replyTo = replyToOf(o);
+  if (o.peer !== undefined) checkDid(o.peer, 'the option peer: ');
   const mailbox = await mailboxOf(t, to, o);
   if (mailbox === replyTo)
     throw new BadName(replyTo, 'the option replyTo must name another mailbox than the one that is called');

@@ -10,7 +10,7 @@
 import { toBase64url } from './bytes.ts';
 import { type Channel, isChannel } from './channel.ts';
 import { type Implementation, INVALID_PARAMS, type JsonObject, toJson } from './dispatch.ts';
-import { checkObject, RpcError, TechnocoreError } from './errors.ts';
+import { checkFunctions, checkObject, RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { orAbort, sharedOf, transportOf } from './http.ts';
 import { getOrMake, remember } from './maps.ts';
@@ -380,6 +380,8 @@ export async function mcpCallTool(
   o: McpCallOptions = {},
 ): Promise<ToolResult> {
   const { onInput = {}, capabilities } = checkObject(o);
+  checkFunctions(o, ['onProgress', 'onLog']);
+  checkFunctions(checkObject(onInput, 'the option onInput'), ['elicit', 'elicitUrl', 'sample', 'roots']);
   const peer = peerOf(to, signer, { ...o, capabilities: { ...capabilitiesOf(onInput), ...capabilities } });
   const given = args === undefined ? {} : toJson(args);
   if (!isObject(given)) throw new TechnocoreError('bad_params', 'the arguments of a tool must be an object');
@@ -488,7 +490,8 @@ async function answersTo(
     const answer = answererOf(onInput, method, params);
     if (!answer)
       throw badResponse(`a request for ${encodeLong(method ?? null).slice(0, 80)}, which the client did not declare`);
-    answers.push([key, toJson(await orAbort(Promise.resolve(answer(params, { key, signal })), signal))]);
+    const given = await orAbort(Promise.resolve(answer(params, { key, signal })), signal);
+    answers.push([key, toJson(checkObject(given as object, `what onInput answers to ${method}`))]);
   }
   return {
     ...(inputRequests !== undefined && { inputResponses: Object.fromEntries(answers) }),

@@ -7,7 +7,7 @@
 import type { Channel } from './channel.ts';
 import { following } from './clock.ts';
 import type { JsonObject } from './dispatch.ts';
-import { checkObject, TechnocoreError, Unavailable } from './errors.ts';
+import { checkObject, checkSignal, TechnocoreError, Unavailable } from './errors.ts';
 import { compact, isObject, type Json } from './frames.ts';
 import { retrying } from './http.ts';
 import { SUBSCRIPTION_ID } from './mcp.ts';
@@ -76,7 +76,8 @@ export async function* mcpListen(
   signer: Signer,
   o: McpListenOptions = {},
 ): AsyncGenerator<Json> {
-  checkObject(o).signal?.throwIfAborted();
+  checkSignal(checkObject(o).signal);
+  o.signal?.throwIfAborted();
   const { stop, forget } = following(o.signal);
   const peer = peerOf(to, signer, { ...o, signal: stop.signal, retry: 0 });
   const lists = listsOf(peer);

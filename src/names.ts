@@ -108,14 +108,24 @@ export function isDid(did: unknown): boolean {
 }
 
 /**
+ * Returns the DID if it is one that {@link isDid} accepts.
+ *
+ * @param what what the caller knows it as, for the error message
+ * @throws a {@link BadName} if it is not
+ */
+export function checkDid(did: unknown, what: string = ''): string {
+  if (isDid(did)) return did as string;
+  throw new BadName(did, `${what}a did:key of an Ed25519 key has 56 characters and begins with did:key:z6Mk`);
+}
+
+/**
  * The fingerprint of a DID, which stands for it in the names of notes: the first 16 hex digits of the SHA-256 of its
  * text.
  *
  * @throws a {@link BadName} if it is not a DID
  */
 export function fingerprint(did: string): string {
-  if (!isDid(did)) throw new BadName(did, 'a did:key of an Ed25519 key has 56 characters and begins with did:key:z6Mk');
-  return toHex(sha256(utf8(did)).subarray(0, 8));
+  return toHex(sha256(utf8(checkDid(did))).subarray(0, 8));
 }
 
 /** The address of a note: `/kv/<ns>/<key>` on the service. */

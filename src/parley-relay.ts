@@ -4,7 +4,7 @@
  * @module
  */
 import { fromBase64, toBase64, toBase64url } from './bytes.ts';
-import { RelayRefused, TechnocoreError, Unavailable } from './errors.ts';
+import { checkText, RelayRefused, TechnocoreError, Unavailable } from './errors.ts';
 import { isObject, parseExact } from './frames.ts';
 import { failureOf, type Options, type Request, request, retrying, type Transport, transportOf } from './http.ts';
 import { getOrMake } from './maps.ts';
@@ -106,7 +106,11 @@ export class HttpRelay implements Relay {
    * @throws `BadName` if it is not an http or https address
    */
   constructor(base: string, o: Options = {}) {
-    this.#http = transportOf(o, base);
+    this.#http = transportOf(
+      o,
+      checkText(base, 'the address of a relay'),
+      'the URL of a relay, like https://parley.chat',
+    );
   }
 
   /** The relay's host, with the port if there is one. */

@@ -14,6 +14,7 @@ import {
   BadState,
   CapacityReached,
   checkObject,
+  checkSignal,
   DecryptError,
   FrameTooLong,
   RingGap,
@@ -483,7 +484,9 @@ export class Session implements Channel {
   }
 
   #signal(o: Abortable): AbortSignal | undefined {
-    return eitherOf(checkObject(o).signal, this.#o.signal);
+    const { signal } = checkObject(o);
+    checkSignal(signal);
+    return eitherOf(signal, this.#o.signal);
   }
 
   #seat(): Membership {

@@ -375,7 +375,7 @@ function compileJson(schema: object, foreign = false): Compiled {
   try {
     json = JSON.parse(JSON.stringify(schema));
   } catch (cause) {
-    throw bad('', 'it is not JSON', cause);
+    throw bad('', typeof schema === 'object' ? 'it is not JSON' : `it must be an object, not ${typeof schema}`, cause);
   }
   const copy = new Copy(json, foreign);
   // If nothing can be wrong with the addresses, the validator is not loaded before the first value: that takes long.

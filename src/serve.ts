@@ -34,7 +34,7 @@ import {
   type JsonObject,
   rpcError,
 } from './dispatch.ts';
-import { checkFunction, checkFunctions, checkNumbers, type RingGap, TechnocoreError } from './errors.ts';
+import { checkFunctions, checkNumbers, type RingGap, TechnocoreError } from './errors.ts';
 import { drop, feedOf } from './feed.ts';
 import { decode, encodeLong, isObject, type Json } from './frames.ts';
 import {
@@ -231,7 +231,8 @@ class Server implements Listener {
       );
     const cursor = this.#channel ? undefined : o.cursor;
     if (cursor) {
-      checkFunction(cursor.load, 'the option cursor: its load');
+      if (typeof cursor.load !== 'function')
+        throw new TechnocoreError('bad_option', 'the option cursor is no cursor; fileCursor makes one of a path');
       this.#checkLedger(o.ledger);
     }
     const oldest = (): number | undefined => this.#share?.oldest;

@@ -184,6 +184,24 @@ test.each(OPTIONS)('%s takes nothing else for options', async (_name, good, run)
   }
 });
 
+/** Those of them that nothing aborts, and so look at no signal. */
+const NEVER_ABORTED = [
+  ...['createDispatcher', 'dispatch', 'tool', 'publishIdentity, identity', 'a2aAgent, card', 'createLocalService'],
+  ...['memoryLedger', 'fileLedger', 'a2aMemoryStore', 'a2aFileStore', 'x25519Generate', 'e2eOffer', 'e2eSeal'],
+  ...['RoomTransportFactory', 'a2aHandlerMethods'],
+];
+
+test.each(OPTIONS.filter(([name]) => !NEVER_ABORTED.includes(name)))(
+  '%s is told that a controller is not its signal',
+  async (_name, good, run) => {
+    const wrong = async (): Promise<unknown> => run(...good, { ...reply, signal: new AbortController() });
+    await expect(wrong).rejects.toMatchObject({
+      code: 'bad_option',
+      message: expect.stringMatching(/AbortController/),
+    });
+  },
+);
+
 test.each([
   ['publishIdentity', (stray) => L.publishIdentity(alice, { mailbox: 'mb-p-x', ...stray }, o)],
   ['fileLedger', (stray) => L.fileLedger('/nowhere/ledger', { entries: 5, ...stray })],
@@ -352,6 +370,67 @@ test.each(CALLS)('%s is told apart from what it cannot use', async (_name, good,
       expect(error.code).toMatch(/^bad_/);
     }
   }
+});
+
+/** What is wrong, and the words that say so and what would be right. */
+const TOLD: [wrong: string, run: () => unknown, words: string][] = [
+  [
+    'a DID that was cut',
+    () => L.call(alice.did.slice(0, -1), 'm', {}, alice, reply),
+    'a did:key of an Ed25519 key has 56',
+  ],
+  ['a name in capitals', () => L.serve('mb-P-x', alice, o), 'mb- and has up to 48 characters of a-z 0-9 _ -: "mb-P-x"'],
+  ['a room', () => L.serve('p-x', alice, o), 'a mailbox is a room whose name begins with mb-: "p-x"'],
+  [
+    'a peer that is no DID',
+    () => L.call('mb-p-x', 'm', {}, alice, { ...reply, peer: 'bob' }),
+    'the option peer: a did:key',
+  ],
+  ['a task without an id', () => L.a2aWait('mb-p-x', undefined, alice, reply), 'the id of the task must be a string'],
+  [
+    'a store not awaited',
+    () => L.a2aAgent(() => {}, {}, { store: L.a2aFileStore('/nowhere/x').catch(() => {}) }),
+    'await it',
+  ],
+  ['a path for a cursor', () => L.serve('mb-p-x', alice, { ...o, cursor: './x' }), 'fileCursor makes one of a path'],
+  ['a tool without a schema', () => L.tool('name', '', () => 1), 'it must be an object, not function'],
+  ['no listener', () => L.read('p-x', { ...o, onEvent: 'log' }), 'the option onEvent must be a function'],
+  [
+    'no progress',
+    () => L.mcpCallTool('mb-p-x', 't', {}, alice, { ...reply, onProgress: true }),
+    'the option onProgress',
+  ],
+  [
+    'answers to nothing',
+    () => L.mcpCallTool('mb-p-x', 't', {}, alice, { ...reply, onInput: () => {} }),
+    'the option onInput',
+  ],
+  [
+    'no answer',
+    () => L.mcpCallTool('mb-p-x', 't', {}, alice, { ...reply, onInput: { elicit: 1 } }),
+    'the option elicit',
+  ],
+  [
+    'a relay without an address',
+    () => new (parley as any).HttpRelay(undefined, o),
+    'the address of a relay must be a string',
+  ],
+  [
+    'a relay without a scheme',
+    () => new parley.HttpRelay('localhost', o),
+    'the address must be the URL of a relay, like',
+  ],
+  [
+    'a card from nowhere',
+    () => L.a2aReadCard('did:key:zz', o),
+    'a DID, or the URL of a card or of its host: "did:key:zz"',
+  ],
+  ['a card from undefined', () => L.a2aReadCard(undefined, o), 'must be a string'],
+];
+
+test.each(TOLD)('%s is called what it is', async (_wrong, run, words) => {
+  const error: any = await (async () => run())().catch((e) => e);
+  expect([error.message, lib.TechnocoreError.is(error)]).toEqual([expect.stringContaining(words), true]);
 });
 
 test('the error names what is missing', async () => {

@@ -301,6 +301,13 @@ describe('neverSent', () => {
     expect(await told(broken('ECONNRESET'))).toBe(
       'http://a.test could not be reached, or the connection broke: ECONNRESET',
     );
+    const denied = Object.assign(new Error('Requires net access to "a.test:80"'), { name: 'NotCapable' });
+    for (const [cause, why] of [
+      [denied, 'this program has no permission (in Deno: --allow-net)'],
+      [new TypeError('fetch failed', { cause: new Error('bad port') }), 'fetch refuses this port'],
+    ] as const) {
+      expect([await told(cause), neverSent(cause)]).toEqual([`http://a.test could not be reached: ${why}`, true]);
+    }
     for (const cause of [broken('no code'), broken('constructor '), new Error('x'), 'x']) {
       expect(await told(cause)).toBe('http://a.test could not be reached, or the connection broke');
     }

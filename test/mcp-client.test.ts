@@ -677,6 +677,14 @@ describe('asked for input', () => {
     const oops = new Error('no person here');
     const throwing = { elicit: () => Promise.reject(oops) };
     expect(await reasonOf(callTool(w, { onInput: throwing }))).toBe(oops);
+    for (const [wrong, kind] of [
+      ['yes', 'string'],
+      [undefined, 'undefined'],
+    ])
+      expect(await reasonOf(callTool(w, { onInput: { elicit: () => wrong as any } }))).toMatchObject({
+        code: 'bad_option',
+        message: `what onInput answers to elicitation/create must be an object, not ${kind}`,
+      });
     const stop = new AbortController();
     const waiting = {
       elicit: () => {
@@ -685,7 +693,7 @@ describe('asked for input', () => {
       },
     };
     expect(await reasonOf(callTool(w, { onInput: waiting, signal: stop.signal }))).toBe(oops);
-    expect(s.frames).toHaveLength(2);
+    expect(s.frames).toHaveLength(4);
   });
 });
 
