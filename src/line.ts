@@ -9,7 +9,7 @@ import type { JsonObject } from './dispatch.ts';
 import { BadKey, BadName, TechnocoreError } from './errors.ts';
 import { feedOf } from './feed.ts';
 import { encodeLong, encodeWithin, isObject, type Json } from './frames.ts';
-import { type Options, sharedOf, type Transport } from './http.ts';
+import { Joint, type Options, sharedOf, type Transport } from './http.ts';
 import { type Identity, resolveIdentity } from './identity.ts';
 import { type Inbox, inboxOf } from './inbox.ts';
 import { getOrMake, remember } from './maps.ts';
@@ -77,17 +77,32 @@ const PINS = {};
 const MAX_PINS = 1024;
 const channelPins = new WeakMap<Channel, Map<string, string>>();
 
-/** How a DID is reached, as read within the last five minutes. */
+interface Known {
+  readonly at: number;
+  readonly reading: Joint<Identity | undefined>;
+  /** Once it was read, and says where the DID is reached. */
+  identity?: Identity;
+}
+
+/** How a DID is reached, as read within the last five minutes. Calls of the same moment share one read. */
 async function identityOf(t: Transport, did: string, o: Options): Promise<Identity | undefined> {
-  const known = sharedOf(t, IDENTITIES, () => new Map<string, { until: number; identity: Identity | undefined }>());
+  const known = sharedOf(t, IDENTITIES, () => new Map<string, Known>());
   const now = t.clock.now();
-  const entry = known.get(did);
-  if (entry && now < entry.until && entry.until - now <= IDENTITY_TTL_MS) return entry.identity;
-  const identity = await resolveIdentity(did, o);
-  if (known.size >= MAX_PINS) known.clear();
-  if (identity?.mailbox) known.set(did, { until: now + IDENTITY_TTL_MS, identity });
-  else known.delete(did);
-  return identity;
+  let entry = known.get(did);
+  if (!entry || (entry.identity ? Math.abs(now - entry.at) >= IDENTITY_TTL_MS : entry.reading.isOff)) {
+    const read = async (signal: AbortSignal): Promise<Identity | undefined> => {
+      const identity = await resolveIdentity(did, { ...o, signal });
+      if (identity?.mailbox) made.identity = identity;
+      return identity;
+    };
+    const forget = (): void => {
+      if (!made.identity && known.get(did) === made) known.delete(did);
+    };
+    const made: Known = { at: now, reading: new Joint((off) => read(off).finally(forget)) };
+    if (known.size >= MAX_PINS) known.clear();
+    known.set(did, (entry = made));
+  }
+  return entry.identity ?? entry.reading.join(o.signal);
 }
 
 /**

@@ -506,6 +506,37 @@ describe.each(PROFILES)('a call, %s', (profile) => {
     await stop();
   });
 
+  test('calls of one moment to a DID share one look at where it is reached, though the first of them is aborted', async () => {
+    const w = parties(profile, { readsPerMinute: 120, writesPerMinute: 120 });
+    const stop = await served(w);
+    await w.run(publishIdentity(server, { mailbox: BOX }, w.other));
+    const [looks, first] = [[] as string[], new AbortController()];
+    const fetch = faulty(w.o.fetch, async (url, init) => {
+      if (!url.includes('/kv/did')) return undefined;
+      looks.push(url);
+      await w.clock.sleep(100, init.signal!);
+      return undefined;
+    });
+    const ask = (n: number, o: CallOptions = {}) =>
+      w.ask('echo', { n }, { fetch, batch: true, ...o }, server.did).catch((e) => e);
+    const all = [ask(-1, { signal: first.signal }), ...Array.from({ length: 150 }, (_, n) => ask(n))];
+    await w.clock.advance(50);
+    first.abort('over');
+    const [aborted, ...answers] = await w.run(Promise.all(all));
+    expect(aborted).toBe('over');
+    expect(answers).toEqual(answers.map((_, n) => ({ n })));
+    expect(looks).toHaveLength(1);
+    // A look that failed is not kept.
+    let refuses = true;
+    const reach = faulty(w.o.fetch, (url) =>
+      refuses && url.includes('/kv/did') ? new Response('403 no', { status: 403 }) : undefined,
+    );
+    expect(await w.run(ask(1, { fetch: reach }))).toMatchObject({ code: 'forbidden' });
+    refuses = false;
+    expect(await w.run(ask(1, { fetch: reach }))).toEqual({ n: 1 });
+    await stop();
+  });
+
   test('what is lost while the last attempt is being written is none of the answers to it', async () => {
     const w = parties(profile, { roomRingBytes: 4000 });
     const slow = async ({ n }: any): Promise<unknown> => {
