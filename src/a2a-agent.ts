@@ -28,7 +28,7 @@ import { type A2ATaskView, badField, checkParams, MAX_STREAMS, STREAM_MS, WAIT_M
 import { toHex } from './bytes.ts';
 import { type Clock, following, later, onAbort } from './clock.ts';
 import { type CallContext, type Handler, idempotent, rpcResult, staysOpen } from './dispatch.ts';
-import { checkFunction, checkObject, RpcError, TechnocoreError } from './errors.ts';
+import { checkFunction, checkNumbers, checkObject, RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, type Json } from './frames.ts';
 import { type Event, meansOf } from './http.ts';
 import { remember } from './maps.ts';
@@ -125,7 +125,7 @@ class Agent implements A2AAgent, Shop {
     // lost when the process ends.
     if ('store' in checkObject(card, 'the card'))
       throw new TechnocoreError('bad_option', 'a card has no store; options are a separate argument');
-    checkObject(o);
+    checkNumbers(checkObject(o), ['waitMs']);
     this.handler = checkFunction(handler, 'the handler');
     this.store = o.store ?? a2aMemoryStore();
     if (typeof this.store.put !== 'function')

@@ -32,7 +32,7 @@ import type { Channel } from './channel.ts';
 import { following } from './clock.ts';
 import { converse } from './conversation.ts';
 import { type JsonObject, METHOD_NOT_FOUND, resultOf } from './dispatch.ts';
-import { checkObject, checkText, type RpcError, TechnocoreError, Unavailable } from './errors.ts';
+import { checkNumbers, checkObject, checkText, type RpcError, TechnocoreError, Unavailable } from './errors.ts';
 import { compact, isObject, type Json } from './frames.ts';
 import { meansOf, sharedOf, type Transport, transportOf } from './http.ts';
 import type { CallOptions } from './line.ts';
@@ -370,6 +370,7 @@ export async function a2aWait(
   o: A2AWaitOptions = {},
 ): Promise<A2ATaskView> {
   const { clock } = meansOf(o);
+  checkNumbers(o, ['pollMs', 'maxPollMs', 'waitMs']);
   const { pollMs = 1000, maxPollMs = 30_000, waitMs = Number.POSITIVE_INFINITY, id: _, ...rest } = o;
   let left = waitMs;
   for (let pause = pollMs; ; pause = Math.min(pause * 1.5, maxPollMs)) {

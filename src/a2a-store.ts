@@ -8,7 +8,7 @@ import { isInterrupted, isTerminal, STATES } from './a2a-states.ts';
 import type { A2AStatus, A2ATaskView } from './a2a-types.ts';
 import type { Clock } from './clock.ts';
 import { systemClock } from './clock.ts';
-import { checkMembers, checkText, RpcError } from './errors.ts';
+import { checkMembers, checkNumbers, checkText, RpcError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { Journal, type Journaled } from './journal.ts';
 import { getOrMake } from './maps.ts';
@@ -57,6 +57,8 @@ export interface A2AStoreLimits {
   chars?: number | undefined;
 }
 
+const LIMITS = ['tasks', 'chars'] as const;
+
 /** The error for too much to do, as of `serve`. */
 const BUSY = 1002;
 /** How long a task waits for its caller before it may be removed, ms. */
@@ -83,7 +85,8 @@ class MemoryStore implements A2AStore {
   #total = 0;
 
   constructor(limits: A2AStoreLimits = {}) {
-    const { tasks = 65_536, chars = 1 << 26 } = checkMembers(limits, 'the limits', ['tasks', 'chars']);
+    const { tasks = 65_536, chars = 1 << 26 } = checkMembers(limits, 'the limits', LIMITS);
+    checkNumbers(limits, LIMITS);
     this.#tasks = tasks;
     this.#chars = chars;
   }

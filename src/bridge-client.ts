@@ -12,7 +12,7 @@ import { type Channel, checkMailbox, isChannel } from './channel.ts';
 import { nextTurn } from './clock.ts';
 import { converse, type Taken } from './conversation.ts';
 import { classify, type Id, type JsonObject, rpcError, rpcNotification } from './dispatch.ts';
-import { RpcError, TechnocoreError } from './errors.ts';
+import { checkNumbers, RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json, metaIn } from './frames.ts';
 import { onAbort, type Transport, transportOf } from './http.ts';
 import { type CallOptions, replyToOf } from './line.ts';
@@ -124,6 +124,7 @@ export class RoomClientTransport {
   constructor(to: string | Channel, signer: Signer, o: RoomClientOptions = {}) {
     checkSigner(signer);
     this.#t = transportOf(o);
+    checkNumbers(o, ['timeoutMs']);
     if (!isChannel(to)) {
       if (!isDid(to)) checkMailbox(to);
       checkMailbox(replyToOf(o));

@@ -18,7 +18,7 @@ import {
   rpcNotification,
   rpcResult,
 } from './dispatch.ts';
-import { RpcError, TechnocoreError } from './errors.ts';
+import { checkNumbers, RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json, MAX_TEXT, metaIn } from './frames.ts';
 import { type Clock, onAbort, type Transport, transportOf } from './http.ts';
 import { REPLY_META } from './line.ts';
@@ -138,6 +138,7 @@ export class RoomServerTransport {
     this.#signer = signer;
     this.#o = o;
     const t = transportOf(o);
+    checkNumbers(o, ['deadlineMs', 'drainMs']);
     const { drainMs = DRAIN_MS } = o;
     const deliver: Deliver = (message, extra) => {
       if (!this.onmessage) throw new TechnocoreError('no_server', 'nobody listens to this transport');

@@ -7,7 +7,7 @@
  *
  * @module
  */
-import { type BadState, checkFunction, checkObject, RpcError, TechnocoreError } from './errors.ts';
+import { type BadState, checkFunction, checkNumbers, checkObject, RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json, MAX_TEXT, stringify } from './frames.ts';
 import type { Clock, Options } from './http.ts';
 import { getOrMake } from './maps.ts';
@@ -496,6 +496,7 @@ class JsonRpc implements Dispatcher {
       throw new TechnocoreError('bad_option', 'the option methods must be a Map of handlers by name');
     if (o.tools !== undefined && typeof o.tools.get !== 'function')
       throw new TechnocoreError('bad_option', 'the option tools must be a Map of tools by name');
+    checkNumbers(o, ['pageSize']);
   }
 
   /** Made at first use: most handlers never look at their signal. */

@@ -8,7 +8,7 @@
  */
 import { concat, fromBase64url, fromUtf8, isWellFormed, toBase64url, toHex, utf8 } from './bytes.ts';
 import { aesGcm, check32, hkdfSha256, isCanonicalX25519, randomBytes, sha256, x25519 } from './crypto.ts';
-import { BadKey, checkObject, checkText, DecryptError, FrameTooLong, TechnocoreError } from './errors.ts';
+import { BadKey, checkNumbers, checkObject, checkText, DecryptError, FrameTooLong, TechnocoreError } from './errors.ts';
 import { authorOf, drop } from './feed.ts';
 import { MAX_TEXT } from './frames.ts';
 import { type Options, retrying, sharedOf, type Transport, transportOf } from './http.ts';
@@ -423,6 +423,7 @@ export async function e2eRead(
 ): Promise<{ last: number; messages: SealedMessage[] }> {
   checkKey(key);
   const t = transportOf(o);
+  checkNumbers(o, ['since', 'waitMs']);
   const memory = memoryOf(t, room, key);
   const open = (messages: Message[]): SealedMessage[] =>
     messages.map((m) => openedIn(t, memory, room, key, m)).filter((m) => m !== undefined);

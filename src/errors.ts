@@ -100,15 +100,19 @@ export function checkFunctions<T extends object>(o: T, names: readonly (keyof T 
 
 /**
  * Checks that options are numbers from 0, where they are given. What comes from the environment is a text, which would be
- * put behind a time and not added to it.
+ * put behind a time and not added to it. A time without its unit, such as the `timeout` of other libraries, would be
+ * ignored without notice, and the default taken.
  *
- * @throws a {@link TechnocoreError} `bad_option` if one is not
+ * @throws a {@link TechnocoreError} `bad_option` if one is not, or a time is there without the `Ms` of its name
  */
 export function checkNumbers<T extends object>(o: T, names: readonly (keyof T & string)[]): void {
   for (const name of names) {
     const value: unknown = o[name];
     if (value !== undefined && !(typeof value === 'number' && value >= 0))
       throw new TechnocoreError('bad_option', `the option ${name} must be a number from 0`);
+    const bare = /^(.+)Ms$/.exec(name)?.[1];
+    if (bare !== undefined && (o as Record<string, unknown>)[bare] !== undefined)
+      throw new TechnocoreError('bad_option', `there is no option ${bare}: it is called ${name}, in milliseconds`);
   }
 }
 

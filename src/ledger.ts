@@ -5,7 +5,7 @@
  *
  * @module
  */
-import { checkMembers } from './errors.ts';
+import { checkMembers, checkNumbers } from './errors.ts';
 import { compact, type Json } from './frames.ts';
 import { isNonce } from './names.ts';
 import { mostFor } from './turns.ts';
@@ -166,6 +166,8 @@ const BEFORE_MS = 60_000;
 /** The range of nonces that tell the time in ms, as most signers' do. A counter or a finer clock is outside of it. */
 const TIMES = [1_000_000_000_000n, 10_000_000_000_000n] as const;
 
+const LIMITS = ['windowMs', 'entries', 'chars', 'floors'] as const;
+
 /**
  * The rules and limits, in memory. A durable ledger replays its log through the same object.
  *
@@ -188,12 +190,13 @@ export class LedgerState implements Ledger {
   #now: number | undefined;
 
   constructor(limits: LedgerLimits = {}) {
+    checkNumbers(checkMembers(limits, 'the limits', LIMITS), LIMITS);
     this.limits = {
       windowMs: 600_000,
       entries: 65_536,
       chars: 1 << 26,
       floors: 65_536,
-      ...compact({ ...checkMembers(limits, 'the limits', ['windowMs', 'entries', 'chars', 'floors']) }),
+      ...compact({ ...limits }),
     };
   }
 

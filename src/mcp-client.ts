@@ -10,7 +10,7 @@
 import { toBase64url } from './bytes.ts';
 import { type Channel, isChannel } from './channel.ts';
 import { type Implementation, INVALID_PARAMS, type JsonObject, toJson } from './dispatch.ts';
-import { checkFunctions, checkObject, RpcError, TechnocoreError } from './errors.ts';
+import { checkFunctions, checkNumbers, checkObject, RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { orAbort, sharedOf, transportOf } from './http.ts';
 import { getOrMake, remember } from './maps.ts';
@@ -171,6 +171,7 @@ export async function mcpKeepAlive(
 ): Promise<void> {
   const { everyMs = KEEPALIVE_MS, id: _, ...options } = checkObject(o);
   const { clock, onEvent } = transportOf(o);
+  checkNumbers(o, ['everyMs']);
   while (!o.signal?.aborted) {
     let afterMs = everyMs;
     try {

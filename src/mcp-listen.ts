@@ -7,7 +7,7 @@
 import type { Channel } from './channel.ts';
 import { following } from './clock.ts';
 import type { JsonObject } from './dispatch.ts';
-import { checkObject, checkSignal, TechnocoreError, Unavailable } from './errors.ts';
+import { checkFunctions, checkNumbers, checkObject, checkSignal, TechnocoreError, Unavailable } from './errors.ts';
 import { compact, isObject, type Json } from './frames.ts';
 import { retrying } from './http.ts';
 import { SUBSCRIPTION_ID } from './mcp.ts';
@@ -78,6 +78,8 @@ export async function* mcpListen(
 ): AsyncGenerator<Json> {
   checkSignal(checkObject(o).signal);
   o.signal?.throwIfAborted();
+  checkFunctions(o, ['onReady']);
+  checkNumbers(o, ['renewMs']);
   const { stop, forget } = following(o.signal);
   const peer = peerOf(to, signer, { ...o, signal: stop.signal, retry: 0 });
   const lists = listsOf(peer);

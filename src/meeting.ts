@@ -11,7 +11,15 @@ import { checkMailbox, type Incoming, type Listener, openMailbox, type SendOptio
 import { following } from './clock.ts';
 import { sha256 } from './crypto.ts';
 import { addresseeOf, e2eAccept, e2eOffer, isOffer } from './e2e.ts';
-import { BadName, CallTimeout, checkFunction, checkFunctions, type RingGap, TechnocoreError } from './errors.ts';
+import {
+  BadName,
+  CallTimeout,
+  checkFunction,
+  checkFunctions,
+  checkNumbers,
+  type RingGap,
+  TechnocoreError,
+} from './errors.ts';
 import { authorOf, drop, feedOf } from './feed.ts';
 import { compact } from './frames.ts';
 import { decided, type Options, orAbort, retrying, type Transport, transportOf } from './http.ts';
@@ -108,6 +116,7 @@ export async function connectSealed(
 ): Promise<SealedChannel> {
   const t = transportOf(o);
   const { clock } = t;
+  checkNumbers(o, ['timeoutMs']);
   const timeoutMs = o.timeoutMs ?? 30_000;
   const deadline = clock.now() + timeoutMs;
   o.signal?.throwIfAborted();
@@ -233,6 +242,7 @@ export async function acceptSealed(
   checkMailbox(mailbox);
   checkFunction(run, 'what runs a session');
   checkFunctions(o, ['allow', 'onReady']);
+  checkNumbers(o, ['sessions', 'idleMs']);
   const acceptor = new Acceptor(t, mailbox, signer, run, o);
   let leave: (() => void) | undefined;
   try {

@@ -34,7 +34,7 @@ import {
   type JsonObject,
   rpcError,
 } from './dispatch.ts';
-import { checkFunctions, checkNumbers, type RingGap, TechnocoreError } from './errors.ts';
+import { checkFunctions, checkNumbers, checkObject, type RingGap, TechnocoreError } from './errors.ts';
 import { drop, feedOf } from './feed.ts';
 import { decode, encodeLong, isObject, type Json } from './frames.ts';
 import {
@@ -240,7 +240,11 @@ class Server implements Listener {
     this.#regulars = new Regulars(t.clock);
     this.#answering = new Answering(t, signer, { room: this.#room, channel: this.#channel }, this.#regulars, o);
     if (spills) this.#long = new LongRequests((ref) => spill.get(ref), this.#regulars);
-    if (o.claim) this.#share = this.#makeShare(o.claim === true ? undefined : o.claim.leaseMs);
+    if (o.claim) {
+      const claim = checkObject(o.claim === true ? {} : o.claim, 'the option claim');
+      checkNumbers(claim, ['leaseMs']);
+      this.#share = this.#makeShare(claim.leaseMs);
+    }
     const concurrency = o.concurrency ?? 16;
     // One key cannot have all workers: not even, if it is new, all of those that new keys can have.
     this.#workers = new Workers(concurrency, o.queue ?? 1024, concurrency - 2 * (concurrency >> 2), this.#regulars);

@@ -81,7 +81,34 @@ const NUMBERS: [name: string, run: (o: object) => unknown][] = [
   ['since', (more) => L.read('p-x', { ...o, ...more })],
   ['limit', (more) => L.read('p-x', { ...o, ...more })],
   ['waitMs', (more) => L.read('p-x', { ...o, since: 0, ...more })],
+  ['since', (more) => L.e2eRead('p-x', key, { ...o, ...more })],
+  ['waitMs', (more) => L.e2eRead('p-x', key, { ...o, since: 0, ...more })],
+  ['timeoutMs', (more) => L.connectSealed(alice.did, alice, { ...o, ...more })],
+  ['sessions', (more) => L.acceptSealed('mb-p-x', alice, () => {}, { ...o, ...more })],
+  ['idleMs', (more) => L.acceptSealed('mb-p-x', alice, () => {}, { ...o, ...more })],
+  ['leaseMs', (claim) => L.serve('mb-p-x', alice, { ...o, claim })],
+  ['pageSize', (more) => L.createDispatcher(more)],
+  ['everyMs', (more) => L.mcpKeepAlive('mb-p-x', alice, { ...reply, ...more })],
+  ['renewMs', (more) => L.mcpListen('mb-p-x', {}, alice, { ...reply, ...more }).next()],
+  ['waitMs', (more) => L.a2aAgent(() => {}, {}, more)],
+  ['pollMs', (more) => L.a2aWait('mb-p-x', 'task', alice, { ...reply, ...more })],
+  ['maxPollMs', (more) => L.a2aWait('mb-p-x', 'task', alice, { ...reply, ...more })],
+  ['waitMs', (more) => L.a2aWait('mb-p-x', 'task', alice, { ...reply, ...more })],
+  ['tasks', (more) => L.a2aMemoryStore(more)],
+  ['windowMs', (more) => L.memoryLedger(more)],
+  ['timeoutMs', (more) => new (bridge as any).RoomClientTransport('mb-p-x', alice, { ...reply, ...more })],
+  ['deadlineMs', (more) => new (bridge as any).RoomServerTransport('mb-p-x', alice, { ...o, ...more })],
+  ['drainMs', (more) => new (bridge as any).RoomServerTransport('mb-p-x', alice, { ...o, ...more })],
 ];
+
+test.each(NUMBERS.filter(([name]) => name.endsWith('Ms') && name !== 'windowMs'))(
+  '%s has its unit in its name',
+  async (name, run) => {
+    const bare = name.slice(0, -2);
+    const error = { code: 'bad_option', message: `there is no option ${bare}: it is called ${name}, in milliseconds` };
+    await expect(async () => run({ [bare]: 30 })).rejects.toMatchObject(error);
+  },
+);
 
 test.each(NUMBERS)('the option %s is a number', async (name, run) => {
   const error = { code: 'bad_option', message: expect.stringContaining(`the option ${name}`) };
