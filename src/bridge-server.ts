@@ -158,7 +158,7 @@ export class RoomServerTransport {
   setSupportedProtocolVersions(versions: string[]): void {
     if (versions.includes(MCP_VERSION)) return;
     const reason = `a server for ${MCP_VERSION} is connected by serveStdio(() => server, { transport, legacy: 'reject' })`;
-    if (this.#o.onEvent) this.#o.onEvent({ kind: 'warning', reason });
+    if (this.#o.onEvent) transportOf(this.#o).onEvent({ kind: 'warning', reason });
     else globalThis.console?.warn(`technocore-rpc: ${reason}`);
   }
 
@@ -183,8 +183,8 @@ export class RoomServerTransport {
         tools: new Map(),
         signal: this.#stop.signal,
         onReady: () => {
-          isReady = true;
           onReady?.();
+          isReady = true;
           resolve();
         },
       })

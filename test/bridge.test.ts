@@ -576,6 +576,16 @@ describe('what goes wrong', () => {
     await until(() => seen.cancelled.length === 1);
   });
 
+  test('a listener that throws fails the start, or is ignored, and never leaves anybody waiting', async () => {
+    const broken = (): never => {
+      throw new Error('mine');
+    };
+    const o = { base: service.url, onReady: broken, onEvent: broken };
+    const transport = new RoomServerTransport(`mb-p-server-${++count}`, Signer.generate(), o);
+    expect(() => transport.setSupportedProtocolVersions([])).not.toThrow();
+    await expect(transport.start()).rejects.toThrow('mine');
+  });
+
   test('what is given wrong is refused at once', async () => {
     const key = Signer.generate();
     expect(() => new RoomClientTransport('lobby', key, { replyTo: 'mb-p-x' })).toThrow(TechnocoreError);
