@@ -132,10 +132,6 @@ class LoggedLedger implements Ledger {
 
   pass(now: number): void {
     this.#state.pass(now);
-    const { time } = this.#state;
-    if (time - this.#timed < TIME_MS) return;
-    this.#timed = time;
-    this.#add(['time', time]);
   }
 
   async admit(m: LedgerMessage, now: number): Promise<Admission> {
@@ -165,15 +161,26 @@ class LoggedLedger implements Ledger {
     this.#add(['forget', from, id]);
   }
 
+  /** Tells the time before the next line, not while there is none: a server that nobody asks would fill the memory. */
+  #tellTime(): void {
+    const { time } = this.#state;
+    if (time - this.#timed < TIME_MS) return;
+    this.#timed = time;
+    this.#journal.add(['time', time]);
+  }
+
   #add(line: Line): void {
+    this.#tellTime();
     this.#journal.add(line as Json);
   }
 
   #write(line: Line): Promise<void> {
+    this.#tellTime();
     return this.#journal.write(line as Json);
   }
 
   close(): Promise<void> {
+    this.#tellTime();
     return this.#journal.close();
   }
 }

@@ -307,6 +307,16 @@ describe('a ledger in a file', () => {
     expect(nonces).toEqual(Array.from({ length: 100 }, (_, i) => i + 1));
   });
 
+  test('a week without requests takes one line, in memory and on disk, and is remembered', async () => {
+    const log = memoryLog();
+    const ledger = await loggedLedger('log', undefined, log);
+    await ledger.admit(message(1, ['1']), 0);
+    const before = log.text.length;
+    for (let now = 0; now <= 7 * 86_400_000; now += 30_000) ledger.pass!(now);
+    await ledger.close!();
+    expect(log.text.slice(before)).toBe('["time",604800000]\n');
+  });
+
   test('a disk that fails ends the server: nothing runs that is not written down', async () => {
     for (const profile of ['modern', '0.7'] as const) {
       const w = world(profile);
