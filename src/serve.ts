@@ -733,12 +733,22 @@ class Server implements Listener {
   async #interrupted(m: Incoming, request: JsonObject, fresh: boolean, reply: Reply): Promise<string | undefined> {
     const id = request['id'] as Id;
     const key = JSON.stringify(id);
-    const found = reply.room === undefined ? undefined : await this.#share?.answerIn(reply.room, key);
+    const found = reply.room === undefined ? undefined : await this.#answerIn(reply.room, key);
     if (found === undefined && this.#dispatcher.idempotent(request)) return this.#run(m, request, reply);
     const text = found ?? interrupted(id);
     await this.#record((ledger) => ledger.answer(m.from, key, text));
     // An answer that stands in the reply room is repeated only for a caller who asked again.
     return found === undefined || fresh ? text : undefined;
+  }
+
+  /** The answer that another server of this share wrote into a room; undefined if there is none, or nobody can tell. */
+  async #answerIn(room: string, key: string): Promise<string | undefined> {
+    try {
+      return await this.#share?.answerIn(room, key);
+    } catch (cause) {
+      this.#t.onEvent({ kind: 'skipped', room, reason: 'the answers of other servers cannot be read', cause });
+      return undefined;
+    }
   }
 
   /** The refusal, unless too much waits for this key: each costs a write, like any answer. */

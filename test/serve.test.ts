@@ -645,6 +645,34 @@ describe.each(PROFILES)('once, %s', (profile) => {
     expect(w.runs).toEqual([]);
   });
 
+  test('where other servers may have answered and their answer cannot be looked for, the caller is told so', async () => {
+    const w = serving(profile);
+    await w.open();
+    const ledger = memoryLedger() as any;
+    let isDown = false;
+    const admit = ledger.admit.bind(ledger);
+    ledger.admit = (m: any, now: number) => {
+      const { fresh, verdicts } = admit(m, now);
+      const { id } = m.requests[0];
+      return { fresh, verdicts: id === '"2"' ? [{ kind: 'interrupted' }, ...verdicts.slice(1)] : verdicts };
+    };
+    const fetch = faulty(w.service.client('server'), (url) =>
+      isDown && url.includes(`/r/${MINE}?`) ? Promise.reject(broken()) : undefined,
+    );
+    const s = await w.start({ ledger, fetch, claim: true });
+    await w.say(ask('1', 'run', { n: 1 }), client, 1000);
+    isDown = true;
+    await w.say(`[${ask('2', 'run', { n: 2 })},${ask('3', 'run', { n: 3 })}]`, client, 60_000);
+    isDown = false;
+    expect((await w.answers()).flat().map((a) => [a.id, a.error?.code])).toEqual([
+      ['1', undefined],
+      ['2', 1001],
+      ['3', undefined],
+    ]);
+    expect(w.runs).toEqual(['1', '3']);
+    await s.stop();
+  });
+
   test('a ledger that fails to keep an answer keeps none from the caller', async () => {
     const w = serving(profile);
     await w.open();
