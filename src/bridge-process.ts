@@ -39,6 +39,7 @@ export class Child {
   readonly #clock: Clock;
   readonly #random: (bytes: number) => Uint8Array;
   readonly #over = new AbortController();
+  #starting: Promise<void> | undefined;
   #process: ChildProcess | undefined;
   #writer: LineWriter | undefined;
   #failures = 0;
@@ -58,9 +59,14 @@ export class Child {
   /**
    * Starts the command, and keeps it running until {@link close}.
    *
-   * @throws a {@link TechnocoreError} `no_command` if it cannot be started at all
+   * @throws a {@link TechnocoreError} `no_command` if it cannot be started at all; `over` if it was closed before
    */
-  async start(): Promise<void> {
+  start(): Promise<void> {
+    return (this.#starting = this.#start());
+  }
+
+  async #start(): Promise<void> {
+    this.#over.signal.throwIfAborted();
     const [file = '', ...args] = this.#command;
     // In a process group of its own, where there are groups: then Ctrl-C reaches only us, and we end it in order,
     // together with all that it started. Our key is not passed on.
@@ -113,8 +119,7 @@ export class Child {
       child.once('close', gone);
       this.#clock.sleep(LAST_WORDS_MS, this.#over.signal).then(gone, () => {});
     });
-    if (this.#over.signal.aborted) child.stdin!.end();
-    else this.#to.started();
+    if (!this.#over.signal.aborted) this.#to.started();
   }
 
   /** Ends what an ended process has started and left behind, in the same way as a process itself. */
@@ -165,6 +170,8 @@ export class Child {
    */
   async close(): Promise<void> {
     this.#over.abort(new TechnocoreError('over', 'the bridge has ended'));
+    // One that is being started right now must not be left behind.
+    await this.#starting?.catch(() => {});
     const child = this.#process;
     if (child && child.exitCode === null && child.signalCode === null) {
       const exit = new Promise<void>((resolve) => child.once('exit', () => resolve()));

@@ -4,6 +4,7 @@ import { type AddressInfo, createServer, type Socket } from 'node:net';
 import { afterEach, describe, expect, onTestFinished, test } from 'vitest';
 import { Child } from '../src/bridge-process.ts';
 import { until } from './support.ts';
+import { settled } from './virtual-clock.ts';
 
 const children: Child[] = [];
 afterEach(async () => {
@@ -126,6 +127,19 @@ test.each([
   await until(() => !isAlive(pid));
   expect(seen.stops).toEqual([]);
   await expect(seen.child.send({})).rejects.toMatchObject({ code: 'closed' });
+});
+
+test('closed while it starts, it leaves no process behind, not even one that keeps itself busy', async () => {
+  const nothing = { frame: () => {}, started: () => {}, stopped: () => {}, failed: () => {} };
+  const child = new Child([process.execPath, '-e', 'setInterval(() => {}, 1000)'], nothing);
+  const starting = child.start();
+  await child.close();
+  // A process that has ended is listed until the next turn of the event loop.
+  await settled();
+  await settled();
+  expect(process.getActiveResourcesInfo()).not.toContain('ProcessWrap');
+  await starting;
+  await expect(child.start()).rejects.toMatchObject({ code: 'over' });
 });
 
 /** Counts processes that live: each holds a connection, which ends with it, whoever is to notice. */
