@@ -166,11 +166,12 @@ export class RoomServerTransport {
    * Begins to take requests. Resolves once no later request can be missed.
    *
    * @throws `TechnocoreError` `started` if it was started before; `closed` if it was closed meanwhile
-   * @throws what `serve` throws while it starts
+   * @throws the signal's reason if it has aborted; what `serve` throws while it starts
    */
   async start(): Promise<void> {
     if (this.#served) throw new TechnocoreError('started', 'the transport was already started');
     const { signal, onReady, deadlineMs = DEADLINE_MS, drainMs = DRAIN_MS, ...o } = this.#o;
+    signal?.throwIfAborted();
     const forget = onAbort(signal, () => void this.close());
     let isReady = false;
     await new Promise<void>((resolve, reject) => {

@@ -194,10 +194,16 @@ export class Args {
     return this.#interrupt.signal;
   }
 
-  /** Resolves when {@link signal} aborts. */
-  interruption(): Promise<void> {
+  /** Calls `run`, which must not throw, when {@link signal} aborts; at once if it has aborted. */
+  onInterrupt(run: () => void): void {
     const { signal } = this;
-    return new Promise((resolve) => void onAbort(signal, resolve));
+    if (signal.aborted) run();
+    else onAbort(signal, run);
+  }
+
+  /** Resolves when {@link signal} aborts, or has aborted. */
+  interruption(): Promise<void> {
+    return new Promise((resolve) => this.onInterrupt(resolve));
   }
 
   get isInterrupted(): boolean {
@@ -312,7 +318,7 @@ export class Args {
   tellEnd(drainMs: number, calls: () => number, rest = 'the last writes'): void {
     const say = (what: string): void =>
       this.remark('ending', `waiting for ${what}, ${drainMs / 1000} s at most; press Ctrl-C again to quit at once`);
-    this.signal.addEventListener('abort', () => {
+    this.onInterrupt(() => {
       const count = calls();
       if (count > 0) say(`${count} ${count === 1 ? 'call' : 'calls'}`);
       else setTimeout(() => say(rest), ENDING_MS).unref();

@@ -79,7 +79,7 @@ async function talk(args: Args, { own, session }: End, { lines, close }: ReturnT
     }
     await leave(args.text('outcome') ?? 'done');
   };
-  args.signal.addEventListener('abort', () => {
+  args.onInterrupt(() => {
     setTimeout(() => stop.abort(args.signal.reason), LEAVE_MS).unref();
     leave('interrupted').catch((cause) => stop.abort(cause));
   });

@@ -611,4 +611,14 @@ describe('what goes wrong', () => {
       code: 'not_supported',
     });
   });
+
+  test('with a signal that has aborted, neither end starts', async () => {
+    const o = { base: service.url, replyTo: 'mb-p-x', signal: AbortSignal.abort(new Error('over before it began')) };
+    const key = Signer.generate();
+    for (const End of [RoomServerTransport, RoomClientTransport]) {
+      const end = new End('mb-p-y', key, o);
+      onTestFinished(() => end.close());
+      await expect(end.start()).rejects.toThrow('over before it began');
+    }
+  });
 });

@@ -77,9 +77,23 @@ async function pass(clock: VirtualClock, found: () => unknown, otherwise: string
   }
 }
 
-/** Waits in real time until `found` is true; what it waits for always comes. */
+/** For how long {@link until} waits, ms: not quite as long as a test may take, so that what failed is told. */
+const PATIENCE_MS = 240_000;
+
+/** Waits in real time until `found` is true; what it waits for always comes. @throws if it does not, in the end */
 export async function until(found: () => unknown): Promise<void> {
-  while (!found()) await new Promise((resolve) => setTimeout(resolve, 2));
+  let isLate = false;
+  const timer = setTimeout(() => {
+    isLate = true;
+  }, PATIENCE_MS);
+  try {
+    while (!found()) {
+      if (isLate) throw new Error(`what is waited for does not come: ${found}`);
+      await new Promise((resolve) => setTimeout(resolve, 2));
+    }
+  } finally {
+    clearTimeout(timer);
+  }
 }
 
 /** A server that answers `echo` with its `n`, once it is ready. */
