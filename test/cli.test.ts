@@ -1,5 +1,4 @@
-import { type ChildProcess, spawn } from 'node:child_process';
-import { once } from 'node:events';
+import { type ChildProcess, type SpawnOptions, spawn } from 'node:child_process';
 import { existsSync } from 'node:fs';
 import { cp, mkdir, readFile, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -8,7 +7,8 @@ import { Args, type Command, type Flag, failure, rounded } from '../src/cli-kit.
 import { createLocalService, type Listening } from '../src/local.ts';
 import { RpcError, Signer, say, TechnocoreError, Unavailable } from '../src/technocore-rpc.ts';
 import { CLI } from './build.ts';
-import { broken, FREE, tempDir, until } from './support.ts';
+import { type Run, Running } from './processes.ts';
+import { broken, FREE, tempDir } from './support.ts';
 
 // The command line as scripts and people use it: processes of their own, against an embedded service.
 
@@ -25,31 +25,22 @@ afterAll(async () => {
   await service.close();
 });
 
-interface Run {
-  out: string;
-  err: string;
-  code: number | null;
-}
-
 /** A run of the program, whose output can be looked at while it goes on. */
-function start(args: string[], { input, env }: { input?: string; env?: Record<string, string> } = {}) {
+function start(args: string[], { input, env }: { input?: string; env?: Record<string, string> } = {}): Running {
   const { SIGN_SEED: _, NODE_OPTIONS: __, ...inherited } = process.env;
-  const child = spawn(process.execPath, [CLI, ...args], {
+  const running = spawned(process.execPath, [CLI, ...args], {
     env: { ...inherited, HOME: home, TECHNOCORE_URL: service.url, PARLEY_RELAY: service.url, ...env },
   });
-  children.add(child);
-  const run: Run = { out: '', err: '', code: null };
-  child.stdout.on('data', (part) => (run.out += part));
-  child.stderr.on('data', (part) => (run.err += part));
-  if (input !== undefined) child.stdin.end(input);
-  const done = new Promise<Run>((resolve) => {
-    child.once('close', (code) => {
-      children.delete(child);
-      run.code = code;
-      resolve(run);
-    });
-  });
-  return { run, child, done };
+  if (input !== undefined) running.child.stdin!.end(input);
+  return running;
+}
+
+/** Starts any program that is ended with the tests. */
+function spawned(file: string, args: string[], o: SpawnOptions): Running {
+  const running = new Running(spawn(file, args, o));
+  children.add(running.child);
+  void running.done.then(() => children.delete(running.child));
+  return running;
 }
 
 const cli = (...args: string[]): Promise<Run> => start(args, { input: '' }).done;
@@ -221,10 +212,8 @@ describe('keys', () => {
     'output that cannot be written is a failure, output that nobody wants is none',
     async () => {
       const into = async (to: string): Promise<[string, number | null]> => {
-        const shell = spawn('sh', ['-c', `"$0" "$1" keygen ${to}`, process.execPath, CLI], { env: { HOME: home } });
-        let err = '';
-        shell.stderr.on('data', (part) => (err += part));
-        const [code] = await once(shell, 'close');
+        const command = ['-c', `"$0" "$1" keygen ${to}`, process.execPath, CLI];
+        const { err, code } = await spawned('sh', command, { env: { HOME: home } }).done;
         return [err, code];
       };
       expect(await into('> /dev/full')).toEqual([
@@ -344,8 +333,8 @@ describe('rooms', () => {
   });
 
   test('that no service is there is said at once, and Ctrl-C ends the wait', async () => {
-    const { run, child, done } = start(['read', 'p-tail-78', '--follow', '--base', 'http://127.0.0.1:1']);
-    await until(() => run.err !== '');
+    const { run, child, done, shows } = start(['read', 'p-tail-78', '--follow', '--base', 'http://127.0.0.1:1']);
+    await shows(({ err }) => err !== '');
     child.kill('SIGINT');
     expect((await done).code).toBe(0);
     expect(run.err).toMatch(/^the service at http:\/\/127.0.0.1:1 does not answer .*trying again\n$/);
@@ -438,10 +427,10 @@ describe('rooms', () => {
 
   test('--follow goes on until Ctrl-C, which is a good end', async () => {
     await say('p-tail-77', 'ada', 'one', { base: service.url });
-    const { run, child, done } = start(['read', 'p-tail-77', '--follow', '--since', '0', '--json']);
-    await until(() => run.out.includes('one'));
+    const { run, child, done, shows } = start(['read', 'p-tail-77', '--follow', '--since', '0', '--json']);
+    await shows(({ out }) => out.includes('"one"'));
     await say('p-tail-77', 'ada', 'two', { base: service.url });
-    await until(() => run.out.includes('two'));
+    await shows(({ out }) => out.includes('"two"'));
     child.kill('SIGINT');
     expect((await done).code).toBe(0);
     expect(
@@ -466,9 +455,9 @@ describe('demo', () => {
   });
 
   test('it ends, with its parts, when nobody reads it any more', async () => {
-    const { run, child, done } = start(['demo']);
-    await until(() => run.out.includes('a call and its answer'));
-    child.stdout.destroy();
+    const { child, done, shows } = start(['demo']);
+    await shows(({ out }) => out.includes('a call and its answer'));
+    child.stdout!.destroy();
     expect(await done).toMatchObject({ code: 0, err: '' });
   });
 
@@ -504,7 +493,7 @@ describe('calls', () => {
   beforeAll(async () => {
     await writeFile(join(home, 'offer.mjs'), MODULE);
     server = start(['serve', join(home, 'offer.mjs'), '--verbose', '--publish'], { env: callee.env });
-    await until(() => server.run.out.endsWith(`${callee.signer.did}\n`) || server.run.code !== null);
+    await server.shows(({ out }) => out.endsWith(`${callee.signer.did}\n`));
     mailbox = server.run.out.split('\n')[0]!;
   });
 
@@ -522,7 +511,7 @@ describe('calls', () => {
 
   test('a server whose log nobody reads any more goes on', async () => {
     const mine = start(['serve', join(home, 'offer.mjs'), '--verbose', '--json'], { env: seeded(23).env });
-    await until(() => mine.run.out.includes('\n') || mine.run.code !== null);
+    await mine.shows(({ out }) => out.includes('\n'));
     const { mailbox: its } = JSON.parse(mine.run.out.split('\n')[0]!);
     mine.child.stderr!.destroy();
     // What is told of the first would end it.
@@ -589,18 +578,15 @@ describe('calls', () => {
     const args = ['call', 'mb-p-nobody-5e', 'm', '--timeout', '3'];
     const command = [process.execPath, CLI, ...args].map((word) => `'${word}'`).join(' ');
     const env = { ...process.env, ...caller.env, TECHNOCORE_URL: service.url, HOME: home };
-    const terminal = spawn('script', ['-qec', command, '/dev/null'], { env, stdio: ['ignore', 'pipe', 'inherit'] });
-    let seen = '';
-    terminal.stdout.on('data', (part) => (seen += part));
-    await new Promise((resolve) => terminal.once('close', resolve));
-    expect(seen).toMatch(/waiting for mb-p-nobody-5e … \d+ s/);
+    const terminal = spawned('script', ['-qec', command, '/dev/null'], { env, stdio: ['ignore', 'pipe', 'inherit'] });
+    expect((await terminal.done).out).toMatch(/waiting for mb-p-nobody-5e … \d+ s/);
     const { err } = await ask(...args);
     expect(err).toMatch(/^call_timeout: /);
   });
 
   test('Ctrl-C ends a call that waits', async () => {
-    const { run, child, done } = start(['call', mailbox, 'slow', '{}'], { env: caller.env });
-    await until(() => begun() === 1 || run.code !== null);
+    const { child, done, shows } = start(['call', mailbox, 'slow', '{}'], { env: caller.env });
+    await shows(() => begun() === 1);
     child.kill('SIGINT');
     const err = 'interrupted; the request may have been sent, and may still be executed\n';
     expect(await done).toEqual({ code: 130, out: '', err });
@@ -618,7 +604,7 @@ describe('calls', () => {
 
   test('Ctrl-C lets what was begun be answered', async () => {
     const waits = start(['call', mailbox, 'slow', '{}'], { env: { SIGN_SEED: 'another key' } });
-    await until(() => begun() === 2 || waits.run.code !== null);
+    await waits.shows(() => begun() === 2);
     server.child.kill('SIGINT');
     expect(await waits.done).toMatchObject({ code: 0, out: '"done after all"\n' });
     expect((await server.done).code).toBe(0);
@@ -653,7 +639,7 @@ describe('what is asked back', () => {
     await install(join(project, 'node_modules'));
     await writeFile(join(project, 'offer.mjs'), MODULE);
     const server = start(['serve', join(project, 'offer.mjs')], { env: { SIGN_SEED: project } });
-    await until(() => server.run.out.split('\n').length === 3 || server.run.code !== null);
+    await server.shows(({ out }) => out.split('\n').length === 3);
     expect(server.run.err).toBe('');
     return { server, mailbox: server.run.out.split('\n')[0]! };
   }
@@ -704,18 +690,18 @@ describe('what is asked back', () => {
     const env = { ...process.env, ...caller.env, TECHNOCORE_URL: service.url, HOME: home };
     /** Types each line when it is asked for. */
     const answer = async (lines: [string, string][]): Promise<string> => {
-      const terminal = spawn('script', ['-qec', command, '/dev/null'], { env, stdio: ['pipe', 'pipe', 'inherit'] });
-      children.add(terminal);
-      let seen = '';
-      terminal.stdout.on('data', (part) => (seen += part));
+      const { child, done, run, shows } = spawned('script', ['-qec', command, '/dev/null'], {
+        env,
+        stdio: ['pipe', 'pipe', 'inherit'],
+      });
+      let asked = 0;
       for (const [question, line] of lines) {
-        await until(() => seen.split('Who are').at(-1)!.includes(question));
-        seen += 'Who are';
-        terminal.stdin.write(line);
+        await shows(({ out }) => out.slice(asked).split('Who are').at(-1)!.includes(question));
+        asked = run.out.length;
+        child.stdin!.write(line);
       }
-      const [code] = await once(terminal, 'close');
-      children.delete(terminal);
-      return `${seen}\ncode ${code}`;
+      const { out, code } = await done;
+      return `${out}\ncode ${code}`;
     };
     const given = await answer([
       ['Your name', 'Ada\n'],
@@ -749,8 +735,8 @@ describe('what is asked back', () => {
 
 test('of a module that serves by itself, and so is never loaded, it is said what is wrong', async () => {
   await writeFile(join(home, 'waits.mjs'), 'setInterval(() => {}, 1000); await new Promise(() => {});');
-  const { run, child, done } = start(['serve', join(home, 'waits.mjs')]);
-  await until(() => run.err.includes('must not serve by itself'));
+  const { child, done, shows } = start(['serve', join(home, 'waits.mjs')]);
+  await shows(({ err }) => err.includes('must not serve by itself'));
   child.kill('SIGINT');
   expect((await done).out).toBe('');
 });
@@ -782,7 +768,7 @@ test.each([
   const file = join(home, `${Date.now()}-${name}`);
   await writeFile(file, text);
   const server = start(['serve', file], { env: { SIGN_SEED: file } });
-  await until(() => server.run.out.split('\n').length === 3 || server.run.code !== null);
+  await server.shows(({ out }) => out.split('\n').length === 3);
   const mailbox = server.run.out.split('\n')[0]!;
   const caller = seeded(51);
   expect(await start(['call', mailbox, 'add', '{"a":1,"b":2}'], caller).done).toEqual({ out: '3\n', err: '', code: 0 });
@@ -794,11 +780,11 @@ test('Ctrl-C says at once which calls are waited for; a second one ends them', a
   const file = join(home, `hangs-${Date.now()}.mjs`);
   await writeFile(file, 'export const hang = () => (console.error("begun"), new Promise(() => {}));');
   const server = start(['serve', file], { env: { SIGN_SEED: file } });
-  await until(() => server.run.out.split('\n').length === 3 || server.run.code !== null);
+  await server.shows(({ out }) => out.split('\n').length === 3);
   const waits = start(['call', server.run.out.split('\n')[0]!, 'hang'], seeded(52));
-  await until(() => server.run.err === 'begun\n' || waits.run.code !== null);
+  await server.shows(({ err }) => err === 'begun\n');
   server.child.kill('SIGINT');
-  await until(() => server.run.err.includes('\n', 6) || server.run.code !== null);
+  await server.shows(({ err }) => err.includes('\n', 6));
   expect(server.run.err).toBe('begun\nwaiting for 1 call, 90 s at most; press Ctrl-C again to quit at once\n');
   server.child.kill('SIGINT');
   expect((await server.done).code).toBe(130);
@@ -832,8 +818,8 @@ test('that a pairing code is not offered has the exit code of what is not answer
 
 test('serve says that no service is there, and when it ends before it was ready, that is no good end', async () => {
   await writeFile(join(home, 'one.mjs'), 'export const one = () => 1;');
-  const { run, child, done } = start(['serve', join(home, 'one.mjs'), '--base', 'http://127.0.0.1:1']);
-  await until(() => run.err.includes('does not answer'));
+  const { child, done, shows } = start(['serve', join(home, 'one.mjs'), '--base', 'http://127.0.0.1:1']);
+  await shows(({ err }) => err.includes('does not answer'));
   child.kill('SIGINT');
   expect(await done).toMatchObject({ code: 130, out: '' });
 });
@@ -847,7 +833,7 @@ test('serve keeps strangers out, and its state over a restart', async () => {
   const state = join(home, 'state');
   const args = ['serve', join(home, 'count.mjs'), '--state', state, '--allow', friend.signer.did, '--json'];
   const first = start(args, { env: owner.env });
-  await until(() => first.run.out.includes('\n'));
+  await first.shows(({ out }) => out.includes('\n'));
   const { mailbox, did } = JSON.parse(first.run.out);
   expect(did).toBe(owner.signer.did);
   const ask = (env: Record<string, string>) => start(['call', mailbox, 'next', '{}'], { env, input: '' }).done;
@@ -871,14 +857,14 @@ test('serve keeps strangers out, and its state over a restart', async () => {
 describe('parley', () => {
   test('two ends talk line by line, and see each other', async () => {
     const open = start(['parley', 'open', '--topic', 'where', '--json']);
-    await until(() => open.run.out.includes('\n'));
+    await open.shows(({ out }) => out.includes('\n'));
     const { link } = JSON.parse(open.run.out.split('\n')[0]!);
     const joined = start(['parley', 'join', '--outcome', 'agreed']);
-    joined.child.stdin.write(`${link}\nAt the café?\n`);
-    await until(() => open.run.out.includes('café'));
-    open.child.stdin.write('Yes.\n');
-    await until(() => joined.run.out.includes('Yes.'));
-    joined.child.stdin.end();
+    joined.child.stdin!.write(`${link}\nAt the café?\n`);
+    await open.shows(({ out }) => out.includes('café'));
+    open.child.stdin!.write('Yes.\n');
+    await joined.shows(({ out }) => out.includes('Yes.'));
+    joined.child.stdin!.end();
     expect((await joined.done).code).toBe(0);
     expect((await open.done).code).toBe(0);
     const [, joiner, opener] =
@@ -896,7 +882,7 @@ describe('parley', () => {
 
   test('a link leads to its relay, and what it cannot say of it is told on both sides', async () => {
     const open = start(['parley', 'open', '--topic', 'here', '--relay', `${service.url}/`]);
-    await until(() => open.run.err.includes('\n'));
+    await open.shows(({ err }) => err.includes('\n'));
     expect(open.run.err).toContain(`The other side must add: --relay ${service.url}\n`);
     const link = open.run.out.trim();
     const env = { PARLEY_RELAY: 'http://127.0.0.1:1' };
@@ -907,25 +893,25 @@ describe('parley', () => {
       new RegExp(`If ${https} is not the whole URL of the relay, add: --relay.*\nunavailable: ${https}`),
     );
     const told = start(['parley', 'join', link, '--relay', service.url, '--outcome', 'agreed'], { env });
-    await until(() => told.run.err.includes('about: here'));
-    told.child.stdin.end();
+    await told.shows(({ err }) => err.includes('about: here'));
+    told.child.stdin!.end();
     expect((await told.done).code).toBe(0);
     expect((await open.done).out).toMatch(/closed: agreed\n$/);
   });
 
   test('an end of the input that comes before the other side closes the channel', async () => {
     const open = start(['parley', 'open'], { input: 'one\ntwo\n' });
-    await until(() => open.run.out.includes('\n'));
+    await open.shows(({ out }) => out.includes('\n'));
     // Nobody has the other seat: the channel is closed at once, and its link leads nowhere.
     expect((await open.done).code).toBe(0);
   });
 
   test('a used link is refused', async () => {
     const open = start(['parley', 'open']);
-    await until(() => open.run.out.includes('\n'));
+    await open.shows(({ out }) => out.includes('\n'));
     const link = open.run.out.trim();
     const first = start(['parley', 'join', link]);
-    await until(() => first.run.err.includes('talking to'));
+    await first.shows(({ err }) => err.includes('talking to'));
     const second = await cli('parley', 'join', link);
     expect([second.code, second.err]).toEqual([1, expect.stringMatching(/^relay_refused: /)]);
     first.child.kill('SIGINT');
@@ -940,8 +926,8 @@ test('local says that its port is in use', async () => {
 });
 
 test('local serves until Ctrl-C, with the limits it was given', async () => {
-  const { run, child, done } = start(['local', '--profile', '0.7', '--limit', 'writesPerMinute=2', '--json']);
-  await until(() => run.out.includes('\n'));
+  const { run, child, done, shows } = start(['local', '--profile', '0.7', '--limit', 'writesPerMinute=2', '--json']);
+  await shows(({ out }) => out.includes('\n'));
   const { url, limits } = JSON.parse(run.out);
   expect(limits).toMatchObject({ readsPerMinute: 120, writesPerMinute: 2, newRoomsPerDay: 20, longPollMs: 10_000 });
   const statuses: number[] = [];
@@ -954,8 +940,8 @@ test('local serves until Ctrl-C, with the limits it was given', async () => {
 test('local keeps no more than its memory holds, unless it is told to', async () => {
   const env = { NODE_OPTIONS: '--max-old-space-size=200' };
   const limitsOf = async (...more: string[]) => {
-    const { run, child, done } = start(['local', '--json', ...more], { env });
-    await until(() => run.out.includes('\n'));
+    const { child, done, shows } = start(['local', '--json', ...more], { env });
+    await shows(({ out }) => out.includes('\n'));
     child.kill('SIGINT');
     return JSON.parse((await done).out).limits;
   };
@@ -971,9 +957,9 @@ test.each([
   [['--unlimited', '--limit', 'writesPerMinute=7'], '7 writes a minute'],
   [['--unlimited'], undefined],
 ])('local %j says on stderr what each address may do, and nothing but its address on stdout', async (args, budgets) => {
-  const { run, child, done } = start(['local', ...args]);
+  const { run, child, done, shows } = start(['local', ...args]);
   const isTold = (): boolean => budgets === undefined || run.err.includes('\n');
-  await until(() => (run.out.includes('\n') && isTold()) || run.code !== null);
+  await shows(({ out }) => out.includes('\n') && isTold());
   child.kill('SIGINT');
   expect(await done).toMatchObject({ out: expect.stringMatching(/^http:\S+\n$/), code: 0 });
   expect(run.err).toMatch(budgets === undefined ? /^$/ : new RegExp(`^[^\\d\\n]*${budgets};.*--unlimited.*\\n$`));
@@ -997,8 +983,8 @@ async function listenAs(answer: (url: string) => string): Promise<{ url: string;
 }
 
 test('a demo that is killed takes its parts with it', async () => {
-  const { run, child, done } = start(['demo']);
-  await until(() => run.out.split('process ').length === 3 || run.code !== null);
+  const { run, child, done, shows } = start(['demo']);
+  await shows(({ out }) => out.split('process ').length === 3);
   child.kill('SIGTERM');
   // Not before all parts have ended, too: they write where it wrote. One that went on would find no service, and say so.
   await done;
