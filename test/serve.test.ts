@@ -660,6 +660,8 @@ describe.each(PROFILES)('once, %s', (profile) => {
       isDown && url.includes(`/r/${MINE}?`) ? Promise.reject(broken()) : undefined,
     );
     const s = await w.start({ ledger, fetch, claim: true });
+    // What was signed before the first message that the server saw could be known to another one.
+    await w.clock.advance(1000);
     await w.say(ask('1', 'run', { n: 1 }), client, 1000);
     isDown = true;
     await w.say(`[${ask('2', 'run', { n: 2 })},${ask('3', 'run', { n: 3 })}]`, client, 60_000);
