@@ -181,7 +181,9 @@ export async function addresseeOf(
   const { mailbox, x25519, signed } = (await resolveIdentity(did, o)) ?? {};
   if (mailbox !== undefined && x25519 !== undefined && (signed || o.allowUnsigned)) return { mailbox, x25519 };
   const found = x25519 === undefined ? 'no key' : signed === false ? 'only a key that it did not sign' : 'no mailbox';
-  throw new BadKey(`${did} has published ${found}, so nothing can be sealed to it`);
+  throw new BadKey(
+    `${did} has published ${found}, so nothing can be sealed to it; its owner publishes both with publishIdentity`,
+  );
 }
 
 /**

@@ -235,6 +235,13 @@ export class BadState extends TechnocoreError {
 
 // --- refused by the service -------------------------------------------------------------------------------------
 
+/** A failure in words: the reference service begins its own with the status, and a web page is not worth quoting. */
+function answerOf(status: number, body: string): string {
+  const said = body.slice(0, 300).trim();
+  if (said.startsWith('<')) return `${status} with a web page`;
+  return said === '' || said.startsWith(String(status)) ? said || `${status}` : `${status}: ${said}`;
+}
+
 /**
  * Thrown (code `http`) when the service answers with a failure status that has no class of its own. Redirects are never
  * followed and end here too. Base class of {@link Forbidden}, {@link Conflict} and {@link DuplicateText}.
@@ -245,7 +252,7 @@ export class HttpError extends TechnocoreError {
   /** The response body, cut to 4,096 UTF-16 code units. It may quote untrusted text. */
   readonly body: string;
   constructor(status: number, body: string, code: string = 'http', message?: string) {
-    super(code, message ?? `the service answered ${body.slice(0, 300).trim() || status}`);
+    super(code, message ?? `the service answered ${answerOf(status, body)}`);
     this.status = status;
     this.body = body.slice(0, 4096);
   }

@@ -340,7 +340,9 @@ export function failureOf(reply: Reply, bucket: 'read' | 'write', clock: Clock):
   }
   // A browser shows a redirect that was not followed as status 0.
   if (status === 0 || (status >= 300 && status < 400)) {
-    return new HttpError(status, text, 'http', 'the service answered with a redirect, which is not followed');
+    const location = reply.headers.get('location') ?? '';
+    const where = URL.canParse(location) ? ` to ${new URL(location).origin}` : '';
+    return new HttpError(status, text, 'http', `the service answered with a redirect${where}, which is not followed`);
   }
   return new HttpError(status, text);
 }

@@ -125,7 +125,15 @@ export async function connectSealed(
   let place = did;
   clock.sleep(timeoutMs, signal).then(
     () =>
-      stop.abort(new CallTimeout(place, did, timeoutMs, 'no-answer', 'the other side did not join the sealed room')),
+      stop.abort(
+        new CallTimeout(
+          place,
+          did,
+          timeoutMs,
+          'no-answer',
+          'the other side did not join the sealed room; is acceptSealed running there?',
+        ),
+      ),
     () => {},
   );
   let leave: (() => void) | undefined;

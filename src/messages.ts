@@ -6,9 +6,9 @@
  */
 import { BASE64URL } from './bytes.ts';
 import { isHonestPoint } from './crypto.ts';
-import { Unavailable } from './errors.ts';
 import { isObject, parseExact, parseJson, sweep } from './frames.ts';
 import { isNonce, publicKeyFromDid, verify } from './names.ts';
+import { oddAnswer } from './service.ts';
 
 /** One message of a room. Everything in it is untrusted; {@link verifyMessage} tells whether `from` signed it. */
 export interface Message {
@@ -95,10 +95,10 @@ export function viewOf(room: string, text: string): PolledView {
   try {
     view = parsed(text, (value) => isObject(value) && value['messages']);
   } catch (cause) {
-    throw new Unavailable('the answer is not the JSON view of a room', cause);
+    throw oddAnswer('the JSON view of a room', cause);
   }
   if (!isObject(view) || !isSeq(view['last_seq']) || !Array.isArray(view['messages'])) {
-    throw new Unavailable('the answer is not the view of a room');
+    throw oddAnswer('the view of a room');
   }
   const messages = messagesOf(view['messages']);
   const { generation, wait_held, posted } = view;

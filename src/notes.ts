@@ -27,7 +27,7 @@ import {
 } from './http.ts';
 import { checkName, isDid, isNonce, roomClasses } from './names.ts';
 import { checkSigner, mayBeDone, PATIENCE_MS, type SigningKey } from './rooms.ts';
-import { ask, uncached, type Write, writeRequest } from './service.ts';
+import { ask, oddAnswer, uncached, type Write, writeRequest } from './service.ts';
 import type { Signer } from './signer.ts';
 
 /**
@@ -63,8 +63,7 @@ export async function readNote(
     const [banner, empty, value, budget] = text.split('\n', 4);
     const left = /^# budget: (\d+) of (\d+) reads left/.exec(budget ?? '');
     if (left) budgetOf(t, 'read').learn(Number(left[2]), Number(left[1]));
-    if (!banner?.startsWith('!!') || empty !== '' || value === undefined)
-      throw new Unavailable('the answer is not a note');
+    if (!banner?.startsWith('!!') || empty !== '' || value === undefined) throw oddAnswer('a note');
     return value;
   } catch (cause) {
     if (isMissing(cause)) return undefined;
@@ -197,7 +196,7 @@ export async function listNotes(ns: string, o: Options = {}): Promise<string[]> 
       const path = `/kv/${ns}?format=json&${uncached(t)}`;
       const { text } = await ask(t, { path, bucket: 'read', signal: o.signal });
       const list: unknown = parsed(text);
-      if (!isObject(list) || !Array.isArray(list['keys'])) throw new Unavailable('the answer is not a list of notes');
+      if (!isObject(list) || !Array.isArray(list['keys'])) throw oddAnswer('a list of notes');
       return list['keys'].filter((key) => typeof key === 'string');
     },
     o.signal,

@@ -229,7 +229,7 @@ export class Session implements Channel {
    * @param identity who this end is
    * @param relay the relay of both ends
    * @param o clock, randomness, `signal` for all calls, `onEvent`, and the relay's host for invites
-   * @throws a {@link TechnocoreError} `bad_option` if no identity is given
+   * @throws a {@link TechnocoreError} `bad_option` if no identity or no relay is given
    */
   constructor(identity: Identity, relay: Relay, o: SessionOptions = {}) {
     this.#identity = identity;
@@ -237,6 +237,10 @@ export class Session implements Channel {
     this.#o = o;
     this.#http = meansOf(o);
     const self = checkObject(identity, 'an identity').publicKey;
+    // Given in the wrong order, they would fail at some later call.
+    if (self?.length !== 32) throw new TechnocoreError('bad_option', 'the first argument must be an Identity');
+    if (typeof relay?.recv !== 'function')
+      throw new TechnocoreError('bad_option', 'the second argument must be a relay');
     const no = { present: false, joined: false, initiator: false };
     const none = { queue: [], outbox: [], inbox: [], frames: [] };
     this.#s = { version: 1, self, state: 'none', why: '', topic: '', ...no, seq: 0n, floor: 0n, ...none };

@@ -61,6 +61,10 @@ export async function ask(t: Transport, r: Request): Promise<Reply> {
   throw refusal;
 }
 
+/** The error for an answer that a room service does not give: a proxy's page, perhaps, which may soon be gone. */
+export const oddAnswer = (wanted: string, cause?: unknown): Unavailable =>
+  new Unavailable(`the answer is not ${wanted}; is it a technocore.chat service, without a proxy in between?`, cause);
+
 const UNCACHED = {};
 
 /** A unique query member: a cache may answer a URL that it knows with what was there before our own write. */

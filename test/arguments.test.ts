@@ -447,6 +447,8 @@ const TOLD: [wrong: string, run: () => unknown, words: string][] = [
     () => new parley.HttpRelay('localhost', o),
     'the address must be the URL of a relay, like',
   ],
+  ['a session of a relay', () => new P.Session(relay, identity, o), 'the first argument must be an Identity'],
+  ['a session without a relay', () => new P.Session(identity, undefined, o), 'the second argument must be a relay'],
   [
     'a card from nowhere',
     () => L.a2aReadCard('did:key:zz', o),

@@ -56,6 +56,14 @@ test('the code that a class declares, by which types tell one from another, is t
   check(new errors.SessionClosed('over'), 'session_closed');
 });
 
+test('what a service answers is told with the status, and no web page is quoted', () => {
+  const told = (status: number, body: string): string => new HttpError(status, body).message;
+  expect(told(404, '404 no route matched\n')).toBe('the service answered 404 no route matched');
+  expect(told(401, 'log in')).toBe('the service answered 401: log in');
+  expect(told(418, ' ')).toBe('the service answered 418');
+  expect(told(403, '\n<!doctype html><p>403')).toBe('the service answered 403 with a web page');
+});
+
 test('an error of another copy of the library is known by the base', async () => {
   const other = (await import(`../src/errors.ts?copy=${'2'}`)) as typeof import('../src/errors.ts');
   const error = new other.EmptyText();

@@ -83,6 +83,9 @@ describe('views', () => {
     for (const text of [...bad, '{"last_seq":1,"messages":{}}', '{"last_seq":1,"messages":[', '['.repeat(100_000)]) {
       expect(() => viewOf('x', text)).toThrow(Unavailable);
     }
+    expect(() => viewOf('x', '<html>')).toThrow(
+      /^the answer is not .* is it a technocore.chat service, without a proxy/,
+    );
   });
 
   test('the members of later services are optional, and ignored when they are not what they should be', () => {
