@@ -1,5 +1,4 @@
-import { type ChildProcess, fork } from 'node:child_process';
-import { once } from 'node:events';
+import { fork } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
@@ -15,19 +14,20 @@ import { createLocalService, type Listening } from '../src/local.ts';
 import { getNote, setNote } from '../src/notes.ts';
 import { Signer } from '../src/signer.ts';
 import { type Peer, playAll, vectors } from './a2a-vectors.ts';
+import { Running } from './processes.ts';
 import { FREE, tempDir, until } from './support.ts';
 
 // Agents and workers are processes of their own, made of what was built; the service lies between, over HTTP.
 
 let service: Listening;
-let workers: ChildProcess[];
+let workers: Running[];
 let count = 0;
 
-const start = (...args: string[]): ChildProcess => {
+const start = (...args: string[]): Running => {
   const child = fork(new URL('a2a-agent.mjs', import.meta.url), args);
   // What one test waits for, and the rest.
   child.setMaxListeners(100);
-  return child;
+  return new Running(child);
 };
 
 beforeAll(async () => {
@@ -36,30 +36,16 @@ beforeAll(async () => {
 });
 
 afterAll(async () => {
-  for (const child of workers) child.disconnect();
-  await Promise.all(workers.map((child) => child.exitCode ?? once(child, 'exit')));
+  for (const { child } of workers) if (child.connected) child.disconnect();
+  await Promise.all(workers.map(({ exited }) => exited));
   await service.close();
 });
-
-/** The next message of a process that is meant for us. */
-const told = (child: ChildProcess, isOurs: (message: any) => boolean): Promise<any> =>
-  new Promise((resolve, reject) => {
-    const onExit = (code: unknown): void => reject(new Error(`the process ended: ${code}`));
-    const onMessage = (message: any): void => {
-      if (!isOurs(message)) return;
-      child.off('message', onMessage);
-      child.off('exit', onExit);
-      resolve(message);
-    };
-    child.on('message', onMessage);
-    child.once('exit', onExit);
-  });
 
 /** What a worker makes of a job. */
 async function working(worker: number, job: string, params: object): Promise<any> {
   const call = ++count;
-  const answer = told(workers[worker]!, (message) => message.call === call);
-  workers[worker]!.send({ job, call, base: service.url, ...params });
+  const answer = workers[worker]!.tells((message) => message.call === call);
+  workers[worker]!.child.send({ job, call, base: service.url, ...params });
   const { value, failed } = await answer;
   return failed ? Promise.reject(Object.assign(new Error(failed.code), failed)) : value;
 }
@@ -67,10 +53,10 @@ async function working(worker: number, job: string, params: object): Promise<any
 /** A fresh agent in the first worker, and mailboxes for it and us. */
 async function begin(streaming: boolean) {
   const mailbox = `mb-p-agent-${++count}`;
-  const ready = told(workers[0]!, (message) => message.ready === mailbox);
-  workers[0]!.send({ job: 'serve', mailbox, base: service.url, streaming });
+  const ready = workers[0]!.tells((message) => message.ready === mailbox);
+  workers[0]!.child.send({ job: 'serve', mailbox, base: service.url, streaming });
   const { did } = await ready;
-  onTestFinished(() => void workers[0]!.send({ job: 'stop', mailbox }));
+  onTestFinished(() => void workers[0]!.child.send({ job: 'stop', mailbox }));
   return { mailbox, did: did as string, o: { base: service.url, replyTo: `mb-p-caller-${count}` } };
 }
 
@@ -201,11 +187,11 @@ describe('agents in processes of their own', () => {
     const mailbox = `mb-p-mortal-${++count}`;
     const o = { base: service.url, replyTo: `mb-p-caller-${count}` };
     const signer = Signer.generate();
-    const born = async (): Promise<ChildProcess> => {
-      const child = start(service.url, mailbox, dir);
-      onTestFinished(() => void child.kill('SIGKILL'));
-      await told(child, (message) => message.ready === mailbox);
-      return child;
+    const born = async (): Promise<Running> => {
+      const one = start(service.url, mailbox, dir);
+      onTestFinished(() => void one.child.kill('SIGKILL'));
+      await one.tells((message) => message.ready === mailbox);
+      return one;
     };
     const first = await born();
     const { task: done } = await a2aSend(mailbox, 'echo tea', signer, o);
@@ -218,8 +204,8 @@ describe('agents in processes of their own', () => {
     await until(() => readFileSync(join(dir, 'tasks'), 'utf8').includes('"held"'));
     const stream = a2aStream(mailbox, { taskId: slow!.id }, signer, o);
     expect(brief((await stream.next()).value as A2AItem)).toBe('task WORKING');
-    first.kill('SIGKILL');
-    await once(first, 'exit');
+    first.child.kill('SIGKILL');
+    await first.exited;
     await stream.return();
     await born();
     expect(await a2aGet(mailbox, done!.id, signer, o)).toEqual(done);

@@ -9,9 +9,10 @@ import { publint } from 'publint';
 import { formatMessage } from 'publint/utils';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { createLocalService, type Listening } from '../src/local.ts';
-import { follow, Signer } from '../src/technocore-rpc.ts';
+import { Signer } from '../src/technocore-rpc.ts';
 import { ENTRIES, extract } from './api/declarations.ts';
 import { sourceDigest } from './build.ts';
+import { served } from './programs.ts';
 import { FREE, tempDir } from './support.ts';
 
 // What is published: built files, packed, installed and copied as users do it.
@@ -412,14 +413,13 @@ describe('the few files that Node loads', () => {
 describe('installed', () => {
   test('in an empty folder, the first examples of the README run, and the command line', async () => {
     const readme = await readFile(join(root, 'README.md'), 'utf8');
-    const [served, called] = [...readme.matchAll(/```js\n([\s\S]*?)```/g)].map(([, code]) => code!);
-    const dir = await project('installed', { 'serve.js': served!, 'call.js': called! });
+    const [serving, called] = [...readme.matchAll(/```js\n([\s\S]*?)```/g)].map(([, code]) => code!);
+    const dir = await project('installed', { 'serve.js': serving!, 'call.js': called! });
     await run('npm', ['install', '--no-audit', '--no-fund', '--prefer-offline', tarball], { cwd: dir });
     const o = { cwd: dir, env: env(dir) };
     const server = run(process.execPath, ['serve.js'], o);
-    server.catch(() => {});
-    const [, mailbox] = /serve\('([^']+)'/.exec(served!)!;
-    for await (const _ of follow(mailbox!, { base: service.url, since: 0 })) break;
+    const [, mailbox] = /serve\('([^']+)'/.exec(serving!)!;
+    await served(mailbox!, service.url, server);
     expect((await run(process.execPath, ['call.js'], o)).stdout).toMatch(/^Hello Ada, you are did:key:/);
     server.child.kill();
     const { version } = JSON.parse(await readFile(join(root, 'package.json'), 'utf8'));

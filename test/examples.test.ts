@@ -1,8 +1,7 @@
 import { readdir, readFile } from 'node:fs/promises';
 import { transform } from 'esbuild';
 import { afterAll, beforeAll, expect, test } from 'vitest';
-import { follow } from '../src/technocore-rpc.ts';
-import { type Program, Programs } from './programs.ts';
+import { type Program, Programs, served } from './programs.ts';
 
 // Every example in a doc comment, which the API reference and editors show, is compiled and run as it stands.
 
@@ -62,7 +61,7 @@ test('the examples run, those that call upon those that serve, and print what th
       const ended = program.done.then((printed) => expect([name, printed]).toEqual([name, 'nothing: it goes on']));
       ended.catch(() => {});
       const mailbox = servedBy(code);
-      if (mailbox) for await (const _ of follow(mailbox, { base: programs.service.url, since: 0 })) break;
+      if (mailbox) await served(mailbox, programs.service.url, program.done);
       return { program, ended };
     }),
   );

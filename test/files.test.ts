@@ -1,5 +1,4 @@
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
-import { once } from 'node:events';
 import {
   existsSync,
   mkdirSync,
@@ -18,6 +17,7 @@ import { Files } from '../src/files.ts';
 import { type Clock, systemClock } from '../src/http.ts';
 import { fileLedger } from '../src/ledger-file.ts';
 import { Signer } from '../src/signer.ts';
+import { Running } from './processes.ts';
 import { tempDir } from './support.ts';
 
 const onLinux = existsSync('/proc/self/stat');
@@ -63,7 +63,7 @@ async function holder(path: string): Promise<ChildProcess> {
     { stdio: ['ignore', 'pipe', 'inherit'] },
   );
   children.push(child);
-  await once(child.stdout!, 'data');
+  await new Running(child).shows(({ out }) => out === 'held\n');
   return child;
 }
 
@@ -206,8 +206,9 @@ describe('lock', () => {
       },
     );
     children.push(parent);
-    const [data] = await once(parent.stdout!, 'data');
-    const pid = String(data).trim();
+    const { run, shows } = new Running(parent);
+    await shows(({ out }) => out.endsWith('\n'));
+    const pid = run.out.trim();
     const state = (): string => readFileSync(`/proc/${pid}/stat`, 'latin1').replace(/^.*\) (.).*$/s, '$1');
     while (!existsSync(path) || state() !== 'Z') await systemClock.sleep(10);
     await (await new Files().lock(path, systemClock))();

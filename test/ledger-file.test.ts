@@ -7,6 +7,7 @@ import type { Clock } from '../src/http.ts';
 import { type Admission, type Ledger, type LedgerMessage, LedgerState } from '../src/ledger.ts';
 import { fileCursor, fileLedger, loggedLedger } from '../src/ledger-file.ts';
 import { serve } from '../src/serve.ts';
+import { Running } from './processes.ts';
 import { Random } from './sim/random.ts';
 import { requestFrame, signer, tempDir, until, world } from './support.ts';
 import type { VirtualClock } from './virtual-clock.ts';
@@ -265,12 +266,12 @@ describe('a ledger in a file', () => {
     const path = fresh();
     const module = new URL('../dist/ledger-file.js', import.meta.url).pathname;
     const program = `const { fileLedger } = await import(${JSON.stringify(module)}); await fileLedger(${JSON.stringify(path)}); console.log('locked'); setInterval(() => {}, 1000);`;
-    const child = spawn(process.execPath, ['--input-type=module', '-e', program], {
-      stdio: ['ignore', 'pipe', 'inherit'],
-    });
-    await new Promise((resolve) => child.stdout.once('data', resolve));
+    const { child, exited, shows } = new Running(
+      spawn(process.execPath, ['--input-type=module', '-e', program], { stdio: ['ignore', 'pipe', 'inherit'] }),
+    );
+    await shows(({ out }) => out === 'locked\n');
     child.kill('SIGKILL');
-    await new Promise((resolve) => child.once('exit', resolve));
+    await exited;
     await using(path, async () => {});
   });
 

@@ -1,5 +1,4 @@
-import { type ChildProcess, fork } from 'node:child_process';
-import { once } from 'node:events';
+import { fork } from 'node:child_process';
 import { Client } from '@modelcontextprotocol/client';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { mailboxPair } from '../src/channel.ts';
@@ -13,27 +12,27 @@ import { mcpCallTool, mcpListTools } from '../src/mcp-client.ts';
 import { Signer } from '../src/signer.ts';
 import { manyTools } from './mcp-fixture.mjs';
 import { recordedCases, vectors } from './mcp-vectors.ts';
+import { Running } from './processes.ts';
 import { FREE, until } from './support.ts';
 
 // The server is a process of its own, made of what was built; the service lies between, over HTTP.
 
 let service: Listening;
-let server: ChildProcess;
-let said = '';
+let server: Running;
 let count = 0;
 
 beforeAll(async () => {
   service = await createLocalService({ limits: { ...FREE, waitersPerAddress: 64 } }).listen();
-  server = fork(new URL('mcp-server.mjs', import.meta.url), {
+  const child = fork(new URL('mcp-server.mjs', import.meta.url), {
     stdio: ['ignore', 'pipe', 'pipe', 'ipc'],
     execArgv: ['--trace-warnings'],
   });
-  for (const stream of [server.stdout!, server.stderr!]) stream.on('data', (text) => (said += text));
+  server = new Running(child);
 });
 
 afterAll(async () => {
-  server.disconnect();
-  await once(server, 'exit');
+  if (server.child.connected) server.child.disconnect();
+  await server.exited;
   await service.close();
 });
 
@@ -41,17 +40,10 @@ afterAll(async () => {
 async function begin(kind: 'fixture' | 'many' | 'big') {
   const mailbox = `mb-p-server-${++count}`;
   const replyTo = `mb-p-client-${count}`;
-  const ready = new Promise<any>((resolve) => {
-    const onMessage = (message: any): void => {
-      if (message.ready !== mailbox) return;
-      server.off('message', onMessage);
-      resolve(message);
-    };
-    server.on('message', onMessage);
-  });
-  server.send({ kind, mailbox, base: service.url });
+  const ready = server.tells((message) => message.ready === mailbox);
+  server.child.send({ kind, mailbox, base: service.url });
   const { did } = await ready;
-  onTestFinished(() => void server.send({ kind: 'stop', mailbox }));
+  onTestFinished(() => void server.child.send({ kind: 'stop', mailbox }));
   return { mailbox, replyTo, did: did as string, signer: Signer.generate(), base: service.url };
 }
 
@@ -146,7 +138,7 @@ describe('through two processes', () => {
   });
 
   test('the built package says nothing on its own', () => {
-    expect(said).toBe('');
+    expect(server.run).toMatchObject({ out: '', err: '' });
   });
 });
 

@@ -34,6 +34,19 @@ export class Running {
     });
   }
 
+  /** The next message of a process that was forked, of those that are meant for somebody. @throws if it ends before */
+  readonly tells = (isMine: (message: any) => boolean): Promise<any> => {
+    let hear = (_: any): void => {};
+    const heard = new Promise((resolve) => {
+      hear = (message) => isMine(message) && resolve(message);
+      this.child.on('message', hear);
+    });
+    const ended = this.exited.then((how) => {
+      throw new Error(`it has ended before ${isMine}: ${how} ${JSON.stringify(this.run)}`);
+    });
+    return Promise.race([heard, ended]).finally(() => this.child.off('message', hear));
+  };
+
   /** Waits until what it wrote is as it should be. @throws with all that it wrote, if it ends before */
   readonly shows = async (found: (run: Run) => unknown): Promise<void> => {
     await until(() => found(this.run) || this.#isOver);

@@ -3,6 +3,7 @@ import { mkdir, readdir, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { createLocalService, type Listening } from '../src/local.ts';
+import { follow } from '../src/technocore-rpc.ts';
 import { tempDir } from './support.ts';
 
 const run = promisify(execFile);
@@ -10,9 +11,33 @@ const root = new URL('..', import.meta.url).pathname;
 
 /** A program that runs. */
 export interface Program {
+  /** Ends it, even if it has not begun yet; `done` then rejects. */
   stop(): void;
   /** All that it printed, once it has ended; rejects if it failed. */
   readonly done: Promise<string>;
+}
+
+/**
+ * Resolves once a mailbox shows that it is served.
+ *
+ * @param server what its server printed, once it has ended
+ * @throws if that ends before
+ */
+export async function served(mailbox: string, base: string, server: Promise<unknown>): Promise<void> {
+  const over = new AbortController();
+  const signal = over.signal;
+  const shown = (async () => {
+    for await (const _ of follow(mailbox, { base, since: 0, signal })) break;
+  })();
+  shown.catch(() => {});
+  const ended = server.then((printed) => {
+    throw new Error(`what serves ${mailbox} has ended: ${JSON.stringify(printed)}`);
+  });
+  try {
+    await Promise.race([shown, ended]);
+  } finally {
+    over.abort();
+  }
 }
 
 /** Runs programs in a folder where the package is found by its own name, as an installed one, against an embedded service. */
@@ -42,15 +67,14 @@ export class Programs {
     const file = join(this.folder, `${name}.js`);
     const { url } = this.service;
     const env = { ...process.env, TECHNOCORE_URL: url, PARLEY_RELAY: url, HOME: this.folder };
-    let stop = (): void => {};
+    const over = new AbortController();
+    const stop = (): void => over.abort();
+    this.#running.add(stop);
     const done = writeFile(file, code).then(async () => {
-      const child = run(process.execPath, [file], { cwd: this.folder, env });
-      stop = () => void child.child.kill();
-      this.#running.add(stop);
-      const { stdout, stderr } = await child;
+      const { stdout, stderr } = await run(process.execPath, [file], { cwd: this.folder, env, signal: over.signal });
       return stdout + stderr;
     });
-    return { stop: () => stop(), done };
+    return { stop, done };
   }
 
   /** What the compiler has to say about TypeScript, as strict as there is for users, and with further options. */

@@ -3,9 +3,8 @@ import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
-import { follow } from '../src/technocore-rpc.ts';
 import { CLI } from './build.ts';
-import { Programs } from './programs.ts';
+import { Programs, served } from './programs.ts';
 
 const run = promisify(execFile);
 
@@ -69,13 +68,12 @@ const PAIRS: [mailbox: string, printed: RegExp][] = [
 const paired = new Set<string>();
 
 for (const [mailbox, printed] of PAIRS) {
-  const [served, called] = blocks.filter((code) => code.includes(mailbox)) as [string, string];
-  paired.add(served).add(called);
+  const [serving, called] = blocks.filter((code) => code.includes(mailbox)) as [string, string];
+  paired.add(serving).add(called);
 
   test(`serve and call: ${mailbox}`, async () => {
-    const server = programs.run(`serve-${mailbox}`, served);
-    server.done.catch(() => {});
-    for await (const _ of follow(mailbox, { base: programs.service.url, since: 0 })) break;
+    const server = programs.run(`serve-${mailbox}`, serving);
+    await served(mailbox, programs.service.url, server.done);
     expect(await programs.run(`call-${mailbox}`, called).done).toMatch(printed);
     server.stop();
   });
