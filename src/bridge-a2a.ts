@@ -8,7 +8,7 @@ import { A2A_BINDING } from './a2a-card.ts';
 import { isInterrupted, isTerminal, stateOf } from './a2a-states.ts';
 import { MAX_STREAMS, STREAM_MS } from './a2a-types.ts';
 import { checkMailbox } from './channel.ts';
-import { type Clock, eitherOf, onAbort, systemClock } from './clock.ts';
+import { type Clock, eitherOf, following, systemClock } from './clock.ts';
 import { converse } from './conversation.ts';
 import { type CallContext, type Handler, type JsonObject, resultOf, staysOpen } from './dispatch.ts';
 import { BadName, checkObject, RpcError, TechnocoreError } from './errors.ts';
@@ -122,15 +122,17 @@ export function a2aHandlerMethods<Context>(
   }
   for (const method of STREAMS) {
     const run = async function* (params: Json, call: CallContext): AsyncGenerator<Json, Json> {
-      const over = new AbortController();
+      const { stop: over, forget } = following(call.signal);
       const release = streams.take(call, () => over.abort());
-      if (!release) throw new RpcError(1002, 'Busy: too many streams', { retryAfterMs: 10_000 });
+      if (!release) {
+        forget();
+        throw new RpcError(1002, 'Busy: too many streams', { retryAfterMs: 10_000 });
+      }
       // A caller that goes away is not noticed, so every stream has an end.
       clock.sleep(STREAM_MS, over.signal).then(
         () => over.abort(),
         () => {},
       );
-      const forget = onAbort(call.signal, () => over.abort());
       try {
         return yield* results(await handle(method, params, call), over.signal);
       } finally {

@@ -313,3 +313,18 @@ describe('the published handler behind a mailbox, the published client in front 
     await expect(factory.create(url, ROOM_CARD)).rejects.toMatchObject({ code: 'bad_name' });
   });
 });
+
+test('a stream that begins when its server is ending has an end', async () => {
+  // A task that never changes.
+  const handle = async () => ({
+    next: () => new Promise(() => {}),
+    return: async () => {},
+    [Symbol.asyncIterator]() {},
+  });
+  const dispatcher = createDispatcher({ methods: a2aHandlerMethods({ handle } as any, () => ({})) });
+  dispatcher.close();
+  const frame = { jsonrpc: '2.0', id: 1, method: 'SubscribeToTask', params: { id: 't' } };
+  expect(await dispatcher.dispatch(frame, { from: signer(2).did, emit: () => false })).toMatchObject({
+    error: { code: 1001 },
+  });
+});
