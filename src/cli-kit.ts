@@ -226,6 +226,11 @@ export class Args {
     tell(this.json ? json({ code, message }, true) : shown(message));
   }
 
+  /** Tells a person at a terminal how to go on; scripts read it in the help. */
+  hint(line: string): void {
+    if (process.stdin.isTTY && !this.json) tell(line);
+  }
+
   /** Awaits work that has effects elsewhere; if the user interrupts it, prints `what` about those effects. */
   async risking<T>(what: string, work: Promise<T>): Promise<T> {
     try {

@@ -112,6 +112,7 @@ machine share, are printed to stderr; with --json, all limits are printed with t
         tell(
           `limits for all programs on one address together: ${budgets}; beyond them, programs wait. --unlimited lifts them`,
         );
+      args.hint(`In other terminals: export TECHNOCORE_URL=${url}; Ctrl-C here ends it`);
       await ended;
       await close();
       return EXIT.ok;

@@ -136,6 +136,7 @@ else reads. A link contains only the host of the relay; https is assumed.`,
         tell(
           `The link does not contain the whole URL of the relay. The other side must add: --relay ${shownBase(relay)}`,
         );
+      args.hint('Waiting for the other side to join. Each line you type is sent; Ctrl-D closes the channel.');
       return talk(args, end, input());
     },
   },
@@ -157,6 +158,7 @@ under a path must be given with --relay, since a link does not contain that.`,
       let relay = args.text('relay');
       let end: End;
       try {
+        if (args.words.length === 0) args.hint('Paste the link, and press Enter:');
         const link = args.words[0] ?? (await from.lines.next()).value;
         if (typeof link !== 'string') throw new Usage('no link');
         const invite = inviteOf(link);

@@ -880,6 +880,33 @@ describe('parley', () => {
     expect(kinds.at(-1).text).toBe('agreed');
   });
 
+  // What the test needs of a terminal, Debian has from the start; elsewhere its options differ.
+  test.skipIf(!existsSync('/usr/bin/script'))(
+    'a person at a terminal is told what to do next, and a script is not',
+    async () => {
+      for (const [args, words] of [
+        [['local'], /^http:\S+\s+limits .*\s+In other terminals: export TECHNOCORE_URL=http:\S+; Ctrl-C here ends it/],
+        [
+          ['parley', 'open', '--relay', service.url],
+          /Waiting for the other side to join\. .* Ctrl-D closes the channel/,
+        ],
+        [['parley', 'join'], /^Paste the link, and press Enter:/],
+      ] as const) {
+        const seen = spawned('script', ['-qec', `node ${CLI} ${args.join(' ')}`, '/dev/null'], {
+          stdio: ['pipe', 'pipe', 'inherit'],
+        });
+        await seen.shows(({ out }) => words.test(out));
+        seen.child.stdin!.write('\x03');
+        await seen.done;
+        if (args[1] === 'join') continue;
+        const piped = start([...args]);
+        await piped.shows(({ out }) => out.includes('\n'));
+        piped.child.kill('SIGINT');
+        expect((await piped.done).err).not.toMatch(/In other terminals|Waiting for/);
+      }
+    },
+  );
+
   test('a link leads to its relay, and what it cannot say of it is told on both sides', async () => {
     const open = start(['parley', 'open', '--topic', 'here', '--relay', `${service.url}/`]);
     await open.shows(({ err }) => err.includes('\n'));
