@@ -334,7 +334,7 @@ export class Feed {
         const isBefore = this.#cursor.epoch !== begun && !isRenewed;
         if (value) {
           const messages = value.messages.filter(({ seq }) => isBefore || seq <= end);
-          this.#hand(one.listener, this.#incoming(messages), value.gap);
+          this.#hand(one.listener, this.#incoming(messages), value);
         }
         const hasMoved = value !== undefined || end !== since || this.#cursor.epoch !== epoch;
         one.behind = hasMoved && (isBefore || cursor.since! < end) ? cursor.place : undefined;
@@ -515,14 +515,14 @@ export class Feed {
     });
   }
 
-  #deliver({ gap, messages }: Batch): void {
-    const incoming = this.#incoming(messages);
-    for (const { listener, behind } of [...this.#listeners]) if (!behind) this.#hand(listener, incoming, gap);
+  #deliver(batch: Batch): void {
+    const incoming = this.#incoming(batch.messages);
+    for (const { listener, behind } of [...this.#listeners]) if (!behind) this.#hand(listener, incoming, batch);
     this.#place = this.#cursor.place;
   }
 
   /** Delivers a batch to one listener. If it throws, neither others nor itself miss anything. */
-  #hand(listener: Listener, messages: readonly Incoming[], gap: RingGap | undefined): void {
+  #hand(listener: Listener, messages: readonly Incoming[], { gap, before }: Batch): void {
     const tell = (what: () => void): void => {
       try {
         what();
@@ -532,7 +532,7 @@ export class Feed {
     };
     if (gap?.reason === 'recreated') tell(() => listener.renewed?.(this.#cursor.generation !== undefined));
     for (const m of messages) tell(() => listener.message(m));
-    if (gap) tell(() => listener.gap(gap, messages[0]?.at));
+    if (gap) tell(() => listener.gap(gap, before));
   }
 }
 

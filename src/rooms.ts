@@ -125,6 +125,8 @@ export interface CursorStore {
 export interface Batch {
   /** What was lost before `messages`; absent if nothing was. */
   gap?: RingGap;
+  /** All of that was written before this time by the service's clock, ms; undefined if that is not known. */
+  before?: number | undefined;
   messages: Message[];
 }
 
@@ -291,13 +293,14 @@ export class RoomCursor {
 
   #recreated(messages: Message[], view: PolledView): Batch {
     const gap = new RingGap(this.room, this.since! + 1, messages[0]?.seq ?? view.lastSeq + 1, 'recreated');
+    const before = this.#before(messages);
     this.since = view.lastSeq;
     this.#isBlank = view.lastSeq === 0;
     this.#mark = undefined;
     this.#doubted = undefined;
     this.#lives++;
     this.#t.onEvent({ kind: 'epoch', room: this.room, since: gap.expected - 1, generation: view.generation });
-    return this.#advance(messages, { messages, gap });
+    return this.#advance(messages, { messages, gap, before });
   }
 
   #advance(messages: Message[], batch: Batch = { messages }): Batch {
@@ -330,7 +333,16 @@ export class RoomCursor {
   }
 
   #gap(since: number, messages: Message[]): Batch {
-    return { messages, gap: new RingGap(this.room, since + 1, messages[0]!.seq, 'overflow') };
+    const gap = new RingGap(this.room, since + 1, messages[0]!.seq, 'overflow');
+    return { messages, gap, before: this.#before(messages) };
+  }
+
+  /** When the first of the messages after a gap was written. */
+  #before([first]: readonly Message[]): number | undefined {
+    const at = first && writtenAt(first);
+    const last = writtenAt({ ts: this.#mark });
+    // If the service's clock was set back since the last message before the gap, it tells nothing about those between.
+    return at === undefined || (last !== undefined && at < last) ? undefined : at;
   }
 }
 

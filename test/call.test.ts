@@ -25,8 +25,8 @@ const MINE = 'mb-p-client';
 const DAY = 86_400_000;
 
 /** A world with a way to it for each party, as processes of their own have. */
-function parties(profile: Profile = 'modern', limits = {}) {
-  const w = world(profile, limits);
+function parties(profile: Profile = 'modern', limits = {}, shown?: Parameters<typeof world>[2]) {
+  const w = world(profile, limits, shown);
   const other = { ...w.o, fetch: w.service.client('other') };
   return {
     ...w,
@@ -534,6 +534,30 @@ describe.each(PROFILES)('a call, %s', (profile) => {
     expect(await w.run(ask(1, { fetch: reach }))).toMatchObject({ code: 'forbidden' });
     refuses = false;
     expect(await w.run(ask(1, { fetch: reach }))).toEqual({ n: 1 });
+    await stop();
+  });
+
+  test('what was lost is not known to be older than the request where the clock of the service was set back', async () => {
+    let backMs = 0;
+    const w = parties(profile, { roomRingBytes: 4000 }, (clock) => ({
+      now: () => clock.now() - backMs,
+      sleep: (ms, signal) => clock.sleep(ms, signal),
+    }));
+    const stop = await served(w);
+    let isHeld = false;
+    const fetch = faulty(w.o.fetch, async (url, init) => {
+      while (isHeld && url.includes(`/r/${MINE}?`)) await w.clock.sleep(100, init.signal!);
+      return undefined;
+    });
+    expect(await w.run(w.ask('echo', { n: 1 }, { fetch }))).toEqual({ n: 1 });
+    await w.clock.advance(1000);
+    isHeld = true;
+    const work = w.ask('echo', { n: 2 }, { fetch }).catch((e) => e);
+    await w.clock.advance(1000);
+    backMs = 3_600_000;
+    for (let i = 0; i < 30; i++) await w.run(eve.say(MINE, `${i} ${'x'.repeat(200)}`, w.other));
+    isHeld = false;
+    expect(await w.run(work)).toMatchObject({ code: 'ring_gap' });
     await stop();
   });
 
