@@ -145,9 +145,13 @@ class Patience {
     void this.#endAfter(timeoutMs, stop, () => !this.#extension);
   }
 
-  /** Moves the end to `ms` from now, but never beyond `maxMs` from the beginning. */
+  /** Moves the end to `ms` from now, but after the first time never beyond `maxMs` from the beginning. */
   extend(ms: number): void {
-    if (!this.#extension) void this.#endAfter(this.#maxMs - this.#timeoutMs, this.#stop);
+    if (!this.#extension) {
+      // The clock may have been set meanwhile.
+      const passed = Math.min(Math.max(this.#clock.now() - this.begun, 0), this.#timeoutMs);
+      void this.#endAfter(Math.max(this.#maxMs - passed, ms), this.#stop);
+    }
     this.#extension?.abort(OVER);
     this.#extension = new AbortController();
     void this.#endAfter(ms, this.#extension.signal);

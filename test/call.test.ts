@@ -823,6 +823,32 @@ describe('channels', () => {
     gates[0]!();
   });
 
+  test('a sign of life does not end the wait for one whose timeout is beyond what signs of life could extend', async () => {
+    const w = parties();
+    await peer(w, async (frame, send) => {
+      await send({ jsonrpc: '2.0', method: 'news' });
+      await w.clock.sleep(2000);
+      await send(result(frame, 1));
+    });
+    const kinds: string[] = [];
+    const work = converse(
+      BOX,
+      'm',
+      {},
+      client,
+      { ...w.o, replyTo: MINE, timeoutMs: 60_000 },
+      {
+        take(_frame, kind) {
+          kinds.push(kind);
+          return kind === 'response' ? 'done' : 5000;
+        },
+        maxMs: 10_000,
+      },
+    );
+    await w.run(work);
+    expect(kinds).toEqual(['notification', 'response']);
+  });
+
   test('two mailboxes are one, too', async () => {
     const w = parties();
     const stop = await served(w);
