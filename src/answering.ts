@@ -6,7 +6,7 @@
 import { fitted, join, MAX_WRITES, tooLarge } from './answers.ts';
 import { type Channel, type Incoming, limitOf } from './channel.ts';
 import type { Id, JsonObject } from './dispatch.ts';
-import { TechnocoreError } from './errors.ts';
+import { FrameTooLong, TechnocoreError } from './errors.ts';
 import { isObject, type Json, metaIn } from './frames.ts';
 import { budgetOf, decided, type Transport } from './http.ts';
 import { REPLY_META } from './line.ts';
@@ -152,7 +152,7 @@ export class Answering {
       return await spilledFrame(text, put);
     } catch (cause) {
       this.#t.onEvent({ kind: 'unspilled', room: this.#room, cause });
-      return tooLarge((JSON.parse(text) as JsonObject)['id'] as Id, text.length, this.limit);
+      return tooLarge((JSON.parse(text) as JsonObject)['id'] as Id, new FrameTooLong(text.length, this.limit));
     }
   }
 

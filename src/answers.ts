@@ -6,7 +6,7 @@
  */
 import { packed } from './batch.ts';
 import { type Id, INTERNAL_ERROR, INTERRUPTED, type JsonObject, rpcError } from './dispatch.ts';
-import { FrameTooLong } from './errors.ts';
+import { FrameTooLong, tooManyBytes } from './errors.ts';
 import { blanked, encodeLong, MAX_TEXT } from './frames.ts';
 import { MAX_SPILLED, spilledBytes, writesFor } from './spill.ts';
 
@@ -36,9 +36,9 @@ export const interrupted = (id: Id): string =>
 /** The answer if it fits or can be spilled, else an error that says how long it would have been. */
 export function fitted(text: string, id: Id, spills: boolean, limit: number): string {
   if (text.length <= limit) return text;
-  if (!spills) return tooLarge(id, text.length, limit);
+  if (!spills) return tooLarge(id, new FrameTooLong(text.length, limit));
   const bytes = spilledBytes(text);
-  return bytes <= MAX_SPILLED ? text : tooLarge(id, bytes, MAX_SPILLED);
+  return bytes <= MAX_SPILLED ? text : tooLarge(id, tooManyBytes(bytes, MAX_SPILLED));
 }
 
 /**
@@ -64,8 +64,7 @@ function asJson(value: unknown): string {
   }
 }
 
-export function tooLarge(id: Id, chars: number, limit: number): string {
-  const { message } = new FrameTooLong(chars, limit);
+export function tooLarge(id: Id, { chars, limit, message }: FrameTooLong): string {
   return encodeLong(rpcError(id, INTERNAL_ERROR, `The answer is too large: ${message}`, { chars, limit }));
 }
 

@@ -8,7 +8,7 @@ import { isBatchable, sendBatched } from './batch.ts';
 import { type Channel, doubtMailbox, isChannel, limitOf, type Sent } from './channel.ts';
 import { type Clock, following, OVER } from './clock.ts';
 import { classify, INTERRUPTED, type JsonObject, rpcRequest } from './dispatch.ts';
-import { CallTimeout, checkNumbers, checkText, FrameTooLong, TechnocoreError } from './errors.ts';
+import { CallTimeout, checkNumbers, checkText, TechnocoreError, tooManyBytes } from './errors.ts';
 import { decode, encodeLong, encodeWithin, isObject, type Json, MAX_TEXT } from './frames.ts';
 import { budgetOf, healthOf, orAbort, type Transport, transportOf } from './http.ts';
 import type { Waiting } from './inbox.ts';
@@ -98,7 +98,7 @@ interface Asked {
  * The least length of the message for a request, with the shortest id that we could give it. Checked before anything is
  * sent.
  *
- * @throws a {@link FrameTooLong} if even that cannot be sent
+ * @throws `FrameTooLong` if even that cannot be sent
  */
 function shortestOf({ to, method, params }: Asked, signer: Signer, o: CallOptions, spills: boolean): number {
   const reads = !isChannel(to) || to.spill !== undefined;
@@ -106,7 +106,7 @@ function shortestOf({ to, method, params }: Asked, signer: Signer, o: CallOption
   const request = rpcRequest(id, method, addressed(params, isChannel(to) ? undefined : o.replyTo, reads));
   if (!spills || !reads) return encodeWithin(request, limitOf(to)).length;
   const bytes = spilledBytes(encodeLong(request));
-  if (bytes > MAX_SPILLED) throw new FrameTooLong(bytes, MAX_SPILLED);
+  if (bytes > MAX_SPILLED) throw tooManyBytes(bytes, MAX_SPILLED);
   return MAX_TEXT;
 }
 

@@ -167,6 +167,10 @@ export class FrameTooLong extends TechnocoreError {
   }
 }
 
+/** The {@link FrameTooLong} for a length in bytes. */
+export const tooManyBytes = (bytes: number, limit: number): FrameTooLong =>
+  new FrameTooLong(bytes, limit, `${bytes} bytes, but the limit is ${limit}`);
+
 /** Thrown (code `empty_text`) when nothing is left of a text after the service's {@link sweep}. */
 export class EmptyText extends TechnocoreError {
   /** Always `empty_text`. */

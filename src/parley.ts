@@ -16,10 +16,10 @@ import {
   checkObject,
   checkSignal,
   DecryptError,
-  FrameTooLong,
   RingGap,
   SessionClosed,
   TechnocoreError,
+  tooManyBytes,
 } from './errors.ts';
 import { decode, isObject } from './frames.ts';
 import { type Transport as Http, Lanes, meansOf, type Options, poll } from './http.ts';
@@ -272,7 +272,7 @@ export class Session implements Channel {
     return this.#turn('post', signal, async () => {
       this.#unused();
       const { length } = marshalHandshakePayload({ topic, capabilities: {} });
-      if (length > MAX_PAYLOAD) throw new FrameTooLong(length, MAX_PAYLOAD);
+      if (length > MAX_PAYLOAD) throw tooManyBytes(length, MAX_PAYLOAD);
       const channel = this.#http.random(16);
       const secret = Secret.from(this.#http.random(32));
       const relay = this.#o.host ?? this.#relay.host ?? '';

@@ -568,7 +568,9 @@ describe('calls', () => {
 
   test('an answer that the caller gets as an error is told as one', async () => {
     expect((await ask('call', mailbox, 'big')).err).toMatch(/too large/);
-    expect(server.run.err).toMatch(/ big error -32603 The answer is too large: \d+ characters.*, \d+ ms\n/);
+    expect(server.run.err).toMatch(
+      / big error -32603 The answer is too large: \d+ bytes, but the limit is 97856, \d+ ms\n/,
+    );
     await ask('tools', mailbox, 'technocore/verify', '{"did":7}');
     expect(server.run.err).toMatch(/ tools\/call technocore\/verify answered with a tool error, \d+ ms\n/);
   });
