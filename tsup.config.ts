@@ -200,7 +200,10 @@ export default defineConfig([
     splitting: false,
     treeshake: true,
     esbuildPlugins: [lazily(INLINED)],
-    banner: { js: `/*!\n${banner.map((line) => ` * ${line}`.trimEnd()).join('\n')}\n */` },
+    // Deno finds the declarations by the directive alone, others by the name of the file.
+    banner: {
+      js: `/*!\n${banner.map((line) => ` * ${line}`.trimEnd()).join('\n')}\n */\n// @ts-self-types="./technocore-rpc.d.ts"`,
+    },
     async onSuccess() {
       // One file of declarations out of those that tsc wrote, so that whoever copies the code copies two files.
       const rollup = 'dist/vendor/technocore-rpc.d.ts';

@@ -452,6 +452,11 @@ describe('the vendored file', () => {
     for (const author of ['Paul Miller', 'Thomas Pornin', 'Jeremy Danyow']) expect(banner).toContain(author);
   });
 
+  test('tells Deno where its declarations are, before any code', async () => {
+    const text = await file('technocore-rpc.js');
+    expect(text.slice(text.indexOf('*/') + 2)).toMatch(/^\n\/\/ @ts-self-types="\.\/technocore-rpc\.d\.ts"\n/);
+  });
+
   test('has declarations to be read: none is indented more deeply than it is nested', async () => {
     const lines = (await file('technocore-rpc.d.ts')).split('\n');
     expect(lines.length).toBeGreaterThan(3000);
