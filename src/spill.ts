@@ -9,7 +9,7 @@ import { concat, fromBase64url, fromUtf8, toBase64url, toHex, utf8 } from './byt
 import { sha256 } from './crypto.ts';
 import { TechnocoreError } from './errors.ts';
 import { encode, isObject, type Json, MAX_TEXT } from './frames.ts';
-import { Lanes, randomFloat, type Transport } from './http.ts';
+import { Lanes, randomFloat, sharedOf, type Transport } from './http.ts';
 import { remember } from './maps.ts';
 import { isName } from './names.ts';
 import { readNote, setNote } from './notes.ts';
@@ -30,11 +30,18 @@ const MAX_KEYS = 16;
 /** The most bytes that can be spilled. */
 export const MAX_SPILLED: number = CHUNK_BYTES * MAX_KEYS;
 
-/** The sets of notes that one place uses in turn, so that the answers before the last can still be read. */
+/** The sets of notes that one place uses in turn, and how many it can have where texts come faster than they are read. */
 const SETS = 4;
+const MAX_SETS = 64;
+/** For how long the notes of a text are not used again if that can be avoided, ms: its frame may have to wait so long. */
+const KEPT_MS = 300_000;
 /** How many places have their sets remembered, and how many may be added a day: notes stay for a week. */
 const MAX_PLACES = 256;
+/** How many sets beyond the first ones may be added a day. */
+const MAX_MORE = 1024;
 const DAY_MS = 86_400_000;
+/** How many keys have their sets remembered. */
+const MAX_SIGNERS = 256;
 
 /** How often notes are read before what is missing counts as lost. */
 const READS = 3;
@@ -86,16 +93,57 @@ export function writesFor(text: string): number {
 /** Runs one write in its turn: one at a time in a lane. */
 export type InTurn = (lane: string, write: () => Promise<void>) => Promise<void>;
 
+/** Which notes of one signer are free. */
+class Sets {
+  /** When each set of a place was last used, ms, in that order. */
+  readonly #used = new Map<string, Map<number, number>>();
+  #day = 0;
+  #added = 0;
+  #more = 0;
+
+  /** The set for the next text of a place. */
+  next({ clock, random }: Transport, place: string): number {
+    const now = clock.now();
+    const day = Math.floor(now / DAY_MS);
+    if (day !== this.#day) this.#added = this.#more = 0;
+    this.#day = day;
+    const used = this.#used.get(place) ?? this.#add(random);
+    let [[set, at]] = used as unknown as [[number, number]];
+    if (Math.abs(now - at) < KEPT_MS && used.size < MAX_SETS && this.#more < MAX_MORE) {
+      this.#more++;
+      set = used.size;
+    }
+    remember(used, set, now, MAX_SETS);
+    remember(this.#used, place, used, MAX_PLACES);
+    return set;
+  }
+
+  #add(random: Transport['random']): Map<number, number> {
+    if (this.#added >= MAX_PLACES)
+      throw new TechnocoreError('spill_full', 'too many reply rooms needed notes for long answers today');
+    this.#added++;
+    // An earlier process may have used any of the sets last.
+    const first = Math.floor(randomFloat(random) * SETS);
+    return new Map(Array.from({ length: SETS }, (_, i) => [(first + i) % SETS, Number.NEGATIVE_INFINITY]));
+  }
+}
+
+const SETS_OF = {};
+
+/** The sets of a signer: shared by all that spill with its key, or they would overwrite each other's notes. */
+function setsOf(t: Transport, { did }: Signer): Sets {
+  const all = sharedOf(t, SETS_OF, () => new Map<string, Sets>());
+  const sets = all.get(did) ?? new Sets();
+  remember(all, did, sets, MAX_SIGNERS);
+  return sets;
+}
+
 /** Spills the texts of one signer. */
 export class Spills {
   readonly #t: Transport;
   readonly #signer: Signer;
   readonly #seal: ChunkSeal | undefined;
   readonly #lanes = new Lanes();
-  /** The next set of each place. */
-  readonly #sets = new Map<string, number>();
-  #day = 0;
-  #added = 0;
 
   constructor(t: Transport, signer: Signer, seal?: ChunkSeal) {
     this.#t = t;
@@ -112,7 +160,7 @@ export class Spills {
   put(place: string, text: string, inTurn: InTurn = (_, write) => write()): Promise<SpillRef> {
     return this.#lanes.run(place, async () => {
       const bytes = utf8(compact(text));
-      const set = this.#nextSet(place);
+      const set = setsOf(this.#t, this.#signer).next(this.#t, place);
       const ns = `p-${toHex(this.#signer.derive(`spill/${place}`).subarray(0, 16))}`;
       const keys = Array.from({ length: Math.ceil(bytes.length / CHUNK_BYTES) }, (_, i) => `${set}-${i}`);
       const write = async (key: string, i: number): Promise<void> => {
@@ -122,22 +170,6 @@ export class Spills {
       await Promise.all(keys.map((key, i) => inTurn(`${ns}/${key}`, () => write(key, i))));
       return { ns, keys, bytes: bytes.length, sha256: toHex(sha256(bytes)) };
     });
-  }
-
-  #nextSet(place: string): number {
-    const known = this.#sets.get(place);
-    if (known === undefined) {
-      const day = Math.floor(this.#t.clock.now() / DAY_MS);
-      if (day !== this.#day) this.#added = 0;
-      this.#day = day;
-      if (this.#added >= MAX_PLACES)
-        throw new TechnocoreError('spill_full', 'too many reply rooms needed notes for long answers today');
-      this.#added++;
-    }
-    // An earlier process may have used any of the sets last.
-    const set = known ?? Math.floor(randomFloat(this.#t.random) * SETS);
-    remember(this.#sets, place, (set + 1) % SETS, MAX_PLACES);
-    return set;
   }
 }
 

@@ -10,8 +10,8 @@ import { read } from '../src/rooms.ts';
 import { sealed } from '../src/sealed.ts';
 import { type ServeOptions, serve } from '../src/serve.ts';
 import type { Signer } from '../src/signer.ts';
-import { FRAME_MEMBER, MAX_SPILLED, readSpilled, type SpillRef, Spills } from '../src/spill.ts';
-import { isSay, PROFILES, requestFrame, run, signer, type World, world } from './support.ts';
+import { FRAME_MEMBER, MAX_SPILLED, readSpilled, type Spill, type SpillRef, Spills, spillOf } from '../src/spill.ts';
+import { faulty, isSay, PROFILES, requestFrame, run, signer, type World, world } from './support.ts';
 
 const MAILBOX = 'mb-p-spill-callee';
 const REPLY = 'mb-p-spill-caller';
@@ -85,7 +85,10 @@ describe.each(PROFILES)('an answer too large for a message (%s)', (profile) => {
     const w = world(profile);
     const stop = await served(w, { lane: 'get' });
     const c = client(w);
-    for (let i = 0; i < 9; i++) expect(await w.run(c.big(90 * 1024, { lane: 'get' }))).toBe(text(90 * 1024));
+    for (let i = 0; i < 9; i++) {
+      expect(await w.run(c.big(90 * 1024, { lane: 'get' }))).toBe(text(90 * 1024));
+      await w.clock.advance(100_000);
+    }
     expect(w.service.stats.notes, 'four sets of sixteen, and the presence').toBeLessThanOrEqual(4 * 16 + 1);
     const { messages } = await w.run(read(REPLY, { ...w.o, limit: 200 }));
     const frame = JSON.parse(messages.at(-1)!.text);
@@ -97,6 +100,19 @@ describe.each(PROFILES)('an answer too large for a message (%s)', (profile) => {
     expect(sha256).toMatch(/^[0-9a-f]{64}$/);
     await stop();
     expect(w.clock.sleepers).toBe(0);
+  });
+
+  it('is there until it is read, though many are put at once', async () => {
+    const w = world(profile, { wakeStepMs: 500 });
+    const slow = faulty(w.service.client('callee'), async (_, init) => {
+      await w.clock.sleep(60, init.signal!);
+      return undefined;
+    });
+    const stop = await served(w, { fetch: slow });
+    const c = client(w);
+    const all = Array.from({ length: 20 }, (_, i) => c.big(6000 + i).catch((e) => e));
+    expect(await w.run(Promise.all(all))).toEqual(all.map((_, i) => text(6000 + i)));
+    await stop();
   });
 
   it('of 90 KB in any script arrives as well', async () => {
@@ -361,6 +377,19 @@ it('in a sealed channel the chunks are sealed, and nobody else’s chunk opens',
   const ref = await w.run(outsider.put(room, '"open"'));
   await expect(w.run(channel.spill!.get(ref))).rejects.toMatchObject({ code: 'spill_lost' });
   await stop();
+});
+
+it('what one key puts through several channels to one place is kept apart, in notes whose number is bounded', async () => {
+  const w = world();
+  const put = async (n: number): Promise<[Spill, Json]> => {
+    const spill = spillOf(w.t, caller, MAILBOX);
+    return [spill, await w.run(spill.put(`"${n}"`))];
+  };
+  const many = [];
+  for (let n = 0; n < 40; n++) many.push(await put(n));
+  for (const [n, [spill, ref]] of many.entries()) expect(await w.run(spill.get(ref))).toBe(`"${n}"`);
+  for (let n = 0; n < 60; n++) await put(n);
+  expect(w.service.stats.notes).toBe(64);
 });
 
 it('places are bounded by the day', async () => {
