@@ -55,6 +55,7 @@ const LOUD = new Set([
   'lost',
   'bridge-error',
   'unanswered',
+  'unkept',
   'unsaved',
 ]);
 

@@ -28,8 +28,8 @@ export interface Event {
    * What happened. From any function: `retry` (a failed request is tried again), `throttled` (the same after HTTP 429),
    * `refused` and `skipped` (something was not accepted; `reason` says why). From readers of rooms: `gap` (messages were
    * lost), `epoch` (the room was recreated). From calls: `late` (an answer that nobody waits for any more), `spilled` (a
-   * long answer was read from notes). From servers: `warning`, `handler-error`, `unanswered`, `undrained`, `forgetful`,
-   * `unclaimed` and others. More may be added.
+   * long answer was read from notes). From servers: `warning`, `handler-error`, `unanswered`, `undrained`, `unkept`,
+   * `forgetful`, `unclaimed` and others. More may be added.
    */
   kind: string;
   /** Members that depend on the kind, such as `room`, `from`, `reason`, `cause`, and `afterMs` in milliseconds. */
