@@ -8,7 +8,7 @@ import { isBatchable, sendBatched } from './batch.ts';
 import { type Channel, doubtMailbox, isChannel, limitOf, type Sent } from './channel.ts';
 import { type Clock, following, OVER } from './clock.ts';
 import { classify, INTERRUPTED, type JsonObject, rpcRequest } from './dispatch.ts';
-import { CallTimeout, checkNumbers, checkText, TechnocoreError, tooManyBytes } from './errors.ts';
+import { CallTimeout, checkNumbers, checkText, TechnocoreError, tooManyBytes, withCallers } from './errors.ts';
 import { decode, encodeLong, encodeWithin, isObject, type Json, MAX_TEXT } from './frames.ts';
 import { budgetOf, healthOf, orAbort, type Transport, transportOf } from './http.ts';
 import type { Waiting } from './inbox.ts';
@@ -84,7 +84,11 @@ export async function converse(
   if (params !== undefined && (typeof params !== 'object' || params === null)) {
     throw new TechnocoreError('bad_params', 'params must be an object or an array, or left out');
   }
-  await new Conversation(t, { to, method, params }, signer, o, handling).run();
+  try {
+    await new Conversation(t, { to, method, params }, signer, o, handling).run();
+  } catch (cause) {
+    throw withCallers(cause);
+  }
 }
 
 /** What is asked, and of whom. */

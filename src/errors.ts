@@ -48,6 +48,24 @@ export class TechnocoreError extends Error {
   }
 }
 
+/** The errors whose stack was extended: one may end several calls. */
+const extended = new WeakSet<object>();
+
+/**
+ * Adds to the stack of an error of ours who awaits the function that calls this, where the engine knows it. The error of a
+ * call is made by what reads its mailbox or counts its time, and would show nothing of the program that failed.
+ */
+export function withCallers(cause: unknown): unknown {
+  const { captureStackTrace } = Error as { captureStackTrace?: (target: object, below: unknown) => void };
+  if (!TechnocoreError.is(cause) || !captureStackTrace || extended.has(cause)) return cause;
+  extended.add(cause);
+  const here = { stack: '' };
+  captureStackTrace(here, withCallers);
+  // Below the line that would be the message.
+  cause.stack += here.stack.replace(/^.*/, '');
+  return cause;
+}
+
 // --- bad input, found before anything is sent -------------------------------------------------------------------
 
 /** The type of a value, for error messages: the value itself may be long, or a secret. */

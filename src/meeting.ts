@@ -19,6 +19,7 @@ import {
   checkNumbers,
   type RingGap,
   TechnocoreError,
+  withCallers,
 } from './errors.ts';
 import { authorOf, drop, feedOf } from './feed.ts';
 import { compact } from './frames.ts';
@@ -164,7 +165,7 @@ export async function connectSealed(
     await saySigned(t, signer, mailbox, offer, signal, deadline);
     return new SealedLine(seal, did, sessionOf(await orAbort(answer, signal)));
   } catch (cause) {
-    throw signal.aborted ? signal.reason : cause;
+    throw withCallers(signal.aborted ? signal.reason : cause);
   } finally {
     forget();
     leave?.();
@@ -259,7 +260,7 @@ export async function acceptSealed(
     o.onReady?.();
     await orAbort(acceptor.ended, o.signal);
   } catch (cause) {
-    if (!o.signal?.aborted) throw cause;
+    if (!o.signal?.aborted) throw withCallers(cause);
   } finally {
     leave?.();
     await acceptor.close();

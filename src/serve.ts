@@ -34,7 +34,7 @@ import {
   type JsonObject,
   rpcError,
 } from './dispatch.ts';
-import { checkFunctions, checkNumbers, checkObject, type RingGap, TechnocoreError } from './errors.ts';
+import { checkFunctions, checkNumbers, checkObject, type RingGap, TechnocoreError, withCallers } from './errors.ts';
 import { drop, feedOf } from './feed.ts';
 import { decode, encodeLong, isObject, type Json } from './frames.ts';
 import {
@@ -156,7 +156,7 @@ export async function serve(mailbox: string | Channel, signer: Signer, o: ServeO
   try {
     await server.run(o.signal);
   } catch (cause) {
-    if (!o.signal?.aborted) throw cause;
+    if (!o.signal?.aborted) throw withCallers(cause);
   } finally {
     await server.drain();
   }

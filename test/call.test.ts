@@ -9,6 +9,7 @@ import { encode } from '../src/frames.ts';
 import { transportOf } from '../src/http.ts';
 import { publishIdentity } from '../src/identity.ts';
 import type { CallOptions } from '../src/line.ts';
+import { acceptSealed, connectSealed } from '../src/meeting.ts';
 import { identityNote } from '../src/names.ts';
 import { setNote } from '../src/notes.ts';
 import { read, say } from '../src/rooms.ts';
@@ -271,6 +272,39 @@ describe.each(PROFILES)('a call, %s', (profile) => {
       const w = parties(profile);
       await peer(w, (frame, send) => send(make(frame.id)));
       await expect(w.run(w.ask('m'))).rejects.toMatchObject({ code: 'bad_response' });
+    }
+  });
+
+  test('the stack of what a call throws shows who called, once', async () => {
+    const w = parties();
+    const stop = await served(w);
+    async function hopeful(method: string, to: string): Promise<void> {
+      await w.ask(method, {}, { timeoutMs: 1000 }, to);
+    }
+    for (const [method, to, code] of [
+      ['none', BOX, 'rpc'],
+      ['add', 'mb-p-tpyo', 'call_timeout'],
+    ] as const) {
+      const e: TechnocoreError = await w.run(hopeful(method, to).catch((e) => e));
+      expect(e.code).toBe(code);
+      expect(e.stack!.startsWith(`${e.name}: ${e.message}\n    at `)).toBe(true);
+      expect(e.stack!.match(/\bhopeful\b/g)).toHaveLength(1);
+    }
+    await stop();
+    // So does that of the others that go through what is shared.
+    const gone = { ...w.o, fetch: (async () => new Response('404 no', { status: 404 })) as typeof fetch };
+    for (const open of [
+      () => serve(BOX, server, gone),
+      () => acceptSealed(BOX, server, () => {}, gone),
+      () =>
+        connectSealed(server.did, client, { ...gone, key: new Uint8Array(32).fill(9), room: 'p-x', timeoutMs: 1000 }),
+    ]) {
+      const opened = async (): Promise<unknown> => await open();
+      const e: any = await w.run(opened().catch((e) => e));
+      expect([e.code, e.stack.match(/\bopened\b/g)?.length]).toEqual([
+        expect.stringMatching(/^(http|call_timeout)$/),
+        1,
+      ]);
     }
   });
 
