@@ -38,7 +38,7 @@ const KEPT_MS = 300_000;
 /** How many places have their sets remembered, and how many may be added a day: notes stay for a week. */
 const MAX_PLACES = 256;
 /** How many sets beyond the first ones may be added a day. */
-const MAX_MORE = 1024;
+const MAX_MORE = 256;
 const DAY_MS = 86_400_000;
 /** How many keys have their sets remembered. */
 const MAX_SIGNERS = 256;
