@@ -6,8 +6,8 @@
  * @module
  */
 
-import { Answering, type Reply, replyNamed } from './answering.ts';
-import { BUSY, before, DEADLINE, denied, interrupted, printable } from './answers.ts';
+import { Answering, replyNamed } from './answering.ts';
+import { denied, interrupted } from './answers.ts';
 import { toHex, utf8 } from './bytes.ts';
 import {
   beginningOf,
@@ -24,12 +24,10 @@ import {
   checkHandler,
   classify,
   createDispatcher,
-  type DispatchContext,
   type Dispatcher,
   type DispatcherOptions,
   type Id,
   INTERNAL_ERROR,
-  INVALID_REQUEST,
   isId,
   type JsonObject,
   rpcError,
@@ -49,17 +47,17 @@ import {
   transportOf,
 } from './http.ts';
 import { mayUseId } from './inbox.ts';
-import { type Admission, type Ledger, LedgerState, memoryLedger, type Verdict } from './ledger.ts';
+import { type Admission, type Ledger, LedgerState, memoryLedger } from './ledger.ts';
 import { attend } from './presence.ts';
 import type { ReplyLimits } from './replies.ts';
 import { type CursorStore, checkSigner, OPENING, PATIENCE_MS, type Place } from './rooms.ts';
+import { DEADLINE_MS, Runs } from './runs.ts';
 import { Share, type Standing } from './share.ts';
 import type { Signer } from './signer.ts';
 import { readSpilled } from './spill.ts';
 import { mostFor, Regulars } from './turns.ts';
 import { Underway } from './underway.ts';
 import { isSpilled, LongRequests } from './unspill.ts';
-import { Workers } from './workers.ts';
 
 /** Options of {@link serve}. */
 export interface ServeOptions
@@ -165,14 +163,10 @@ export async function serve(mailbox: string | Channel, signer: Signer, o: ServeO
 /** A message that may come without the time at which it was written. */
 type Unplaced = Omit<Incoming, 'at'> & { at?: number | undefined };
 
-/** The most notifications of one request that wait to be written. */
-const MAX_EMITTED = 64;
-
 class Server implements Listener {
   readonly stagger: boolean;
   readonly #t: Transport;
   readonly #signer: Signer;
-  readonly #service: Options;
   readonly #o: ServeOptions;
   readonly #channel: Channel | undefined;
   readonly #room: string;
@@ -182,15 +176,11 @@ class Server implements Listener {
   /** Which keys were answered, and in which order they first were. */
   readonly #regulars: Regulars;
   readonly #answering: Answering;
-  readonly #workers: Workers;
-  /** Requests that wait for a worker, by key and id, so that they can be cancelled. */
-  readonly #queued = new Map<string, AbortController>();
+  readonly #runs: Runs;
   readonly #long: LongRequests | undefined;
   readonly #underway: Underway;
   readonly #share: Share | undefined;
   readonly #sharing = new AbortController();
-  /** The controllers of the handlers that run. */
-  readonly #running = new Set<AbortController>();
   /** The last task of each key: messages of one key are admitted in order. */
   readonly #lanes = new Map<string, { length: number; last: Promise<void> }>();
   #ended: ((cause: unknown) => void) | undefined;
@@ -201,8 +191,6 @@ class Server implements Listener {
     this.#signer = signer;
     this.stagger = o.latency !== 'frugal';
     this.#o = o;
-    const { base, fetch, clock } = t;
-    this.#service = { base, fetch, clock };
     this.#channel = isChannel(mailbox) ? mailbox : undefined;
     this.#room = this.#channel?.room ?? checkMailbox(mailbox as string);
     this.#self = this.#channel?.self ?? '';
@@ -245,9 +233,17 @@ class Server implements Listener {
       checkNumbers(claim, ['leaseMs']);
       this.#share = this.#makeShare(claim.leaseMs);
     }
-    const concurrency = o.concurrency ?? 16;
-    // One key cannot have all workers: not even, if it is new, all of those that new keys can have.
-    this.#workers = new Workers(concurrency, o.queue ?? 1024, concurrency - 2 * (concurrency >> 2), this.#regulars);
+    this.#runs = new Runs({
+      t,
+      room: this.#room,
+      dispatcher: this.#dispatcher,
+      ledger: this.#ledger,
+      regulars: this.#regulars,
+      answering: this.#answering,
+      underway: this.#underway,
+      share: this.#share,
+      o,
+    });
   }
 
   /** With a kept cursor and a ledger that is lost, a restart would run finished requests again. */
@@ -418,7 +414,7 @@ class Server implements Listener {
       this.#t.onEvent({ kind: 'undrained', room: this.#room, tasks: this.#underway.size });
       this.#answering.close(OVER);
       // Nobody would get the answer of what still runs, or begins now that others end; in the ledger it is interrupted.
-      for (const one of [...this.#queued.values(), ...this.#running]) one.abort(OVER);
+      this.#runs.stop(OVER);
     }
     timer.abort(OVER);
     this.#sharing.abort(OVER);
@@ -518,7 +514,7 @@ class Server implements Listener {
     // Without a place for the answer nothing is run: the caller would take silence for failure, and ask again.
     const reply = wanted ? await this.#answering.to(m, named) : undefined;
     const asked = reply ? requests : [];
-    const passing = this.#passing(asked);
+    const passing = this.#runs.passing(asked);
     const notifies = members.some((member, i) => kinds[i] === 'notification' && this.#dispatcher.acts(member));
     // What other servers finished or began is known by its position, not by when it was signed.
     const { fresh, verdicts } = await this.#admission(
@@ -530,7 +526,7 @@ class Server implements Listener {
     const isNew = fresh && standing === 'new';
     if (isNew) {
       members.forEach((member, i) => {
-        if (kinds[i] === 'notification') this.#underway.track(this.#notified(m, member as JsonObject));
+        if (kinds[i] === 'notification') this.#underway.track(this.#runs.notified(m, member as JsonObject));
       });
     }
     if (!reply) {
@@ -539,7 +535,7 @@ class Server implements Listener {
     }
     if (whole) {
       if (isNew) {
-        const answer = this.#dispatcher.dispatch(batch, this.#caller(m));
+        const answer = this.#dispatcher.dispatch(batch, this.#runs.caller(m));
         this.#underway.track(this.#answering.write(reply, [encodeLong(await answer)]));
       }
       return;
@@ -552,16 +548,16 @@ class Server implements Listener {
           .map(encodeLong);
         const answers = await Promise.all(
           requests.map((request, i) => {
-            if (verdicts[i]!.kind === 'new' && passing.has(request)) return this.#inPassing(m, request);
+            if (verdicts[i]!.kind === 'new' && passing.has(request)) return this.#runs.inPassing(m, request);
             const isBegun = standing === 'uncertain' && verdicts[i]!.kind === 'new';
-            return this.#outcome(m, request, isBegun ? { kind: 'interrupted' } : verdicts[i]!, isNew, reply);
+            return this.#runs.outcome(m, request, isBegun ? { kind: 'interrupted' } : verdicts[i]!, isNew, reply);
           }),
         );
         const texts = answers.filter((text) => text !== undefined);
         if (!(await this.#answering.write(reply, [...refused, ...texts], batch))) return;
         for (const [i, text] of answers.entries()) {
           if (text !== undefined && KEPT.has(verdicts[i]!.kind) && !passing.has(requests[i]!)) {
-            await this.#record((ledger) => ledger.sent(m.from, JSON.stringify(requests[i]!['id'])));
+            await this.#runs.record((ledger) => ledger.sent(m.from, JSON.stringify(requests[i]!['id'])));
           }
         }
       })(),
@@ -588,12 +584,13 @@ class Server implements Listener {
 
   /** Enters what another server finished into our ledger, so that it is not run here either. */
   async #elsewhere(m: Incoming, requests: JsonObject[], named: unknown): Promise<void> {
-    const passing = this.#passing(requests);
+    const passing = this.#runs.passing(requests);
     const { verdicts } = await this.#admission({ ...m, at: undefined }, requests, named, { passing, notifies: true });
     for (const [i, { kind }] of verdicts.entries()) {
       if (passing.has(requests[i]!)) continue;
       const id = requests[i]!['id'] as Id;
-      if (kind === 'new') await this.#record((ledger) => ledger.answer(m.from, JSON.stringify(id), interrupted(id)));
+      if (kind === 'new')
+        await this.#runs.record((ledger) => ledger.answer(m.from, JSON.stringify(id), interrupted(id)));
     }
   }
 
@@ -628,18 +625,6 @@ class Server implements Listener {
     }
   }
 
-  /**
-   * Tells the ledger what became of a request. If it cannot keep that, there is an event, and the caller is answered all
-   * the same: to him, silence would be worse than an answer that is not repeated.
-   */
-  async #record(change: (ledger: Ledger) => void | Promise<void>): Promise<void> {
-    try {
-      await change(this.#ledger);
-    } catch (cause) {
-      this.#t.onEvent({ kind: 'unkept', room: this.#room, cause });
-    }
-  }
-
   #allows(from: string): boolean | Promise<boolean> {
     const { allow } = this.#o;
     return allow === undefined || decided(this.#t, PATIENCE_MS, allow(from));
@@ -647,236 +632,6 @@ class Server implements Listener {
 
   #refuse(m: Incoming, reason: string): undefined {
     drop(this.#t, 'refused', m, { reason });
-  }
-
-  /** Who asks. Without it, a dispatched frame would count as a call from inside this process. */
-  #caller({ from, room }: Incoming): DispatchContext {
-    return { from, room, service: this.#service };
-  }
-
-  async #notified(m: Incoming, frame: JsonObject): Promise<void> {
-    const { clock } = this.#t;
-    const onError = this.#told;
-    const context = { ...this.#caller(m), onError };
-    // A layer's notifications cancel requests, so they must not wait for a worker as the handlers of plain methods do.
-    if (!this.#o.methods?.has(frame['method'] as string)) {
-      const cancelled = this.#dispatcher.cancels(frame);
-      if (cancelled !== undefined) this.#queued.get(`${m.from} ${JSON.stringify(cancelled)}`)?.abort();
-      await this.#dispatcher.dispatch(frame, context);
-      return;
-    }
-    const release = await this.#workers.enter(m.from);
-    if (!release) return this.#refuse(m, 'too many wait');
-    if (this.#share && !this.#share.holds(m.from)) {
-      release();
-      return this.#refuse(m, 'the share of the mailbox is another server’s by now');
-    }
-    const stop = new AbortController();
-    this.#running.add(stop);
-    try {
-      const late = clock.sleep(this.#o.deadlineMs ?? DEADLINE_MS, stop.signal).catch(() => {});
-      await Promise.race([this.#dispatcher.dispatch(frame, { ...context, signal: stop.signal }), late]);
-    } finally {
-      stop.abort(CALL_OVER);
-      this.#running.delete(stop);
-      release();
-    }
-  }
-
-  /** The requests for which nothing runs, because there is no such method. */
-  #passing(requests: JsonObject[]): Set<JsonObject> {
-    return new Set(requests.filter((request) => !this.#dispatcher.acts(request)));
-  }
-
-  /** The answer to such a request. */
-  async #inPassing(m: Incoming, request: JsonObject): Promise<string> {
-    const answer = await this.#dispatcher.dispatch(request, this.#caller(m));
-    return this.#textOf(answer!, request);
-  }
-
-  /** The text of the answer to one request; undefined if none is sent. */
-  async #outcome(
-    m: Incoming,
-    request: JsonObject,
-    verdict: Verdict,
-    fresh: boolean,
-    reply: Reply,
-  ): Promise<string | undefined> {
-    const id = request['id'] as Id;
-    switch (verdict.kind) {
-      case 'new':
-        return this.#run(m, request, reply);
-      case 'answered':
-        if (this.#share && verdict.answer === interrupted(id)) return this.#interrupted(m, request, fresh, reply);
-        // Sent again to a caller who asked again (that is fresh), not when we read the same message again after a
-        // restart.
-        if (fresh || !verdict.sent) return verdict.answer;
-        drop(this.#t, 'skipped', m, { reason: 'old' });
-        return undefined;
-      case 'interrupted':
-        return this.#interrupted(m, request, fresh, reply);
-      case 'before':
-        return this.#refusal(m, before(id, verdict.nonce));
-      case 'differs':
-        return encodeLong(rpcError(id, INVALID_REQUEST, 'Invalid Request: you used this id for another request'));
-      case 'full':
-        return this.#refusal(m, encodeLong(rpcError(id, BUSY, 'Busy', { retryAfterMs: verdict.retryAfterMs })));
-      default:
-        drop(this.#t, 'skipped', m, { reason: verdict.kind });
-        return undefined;
-    }
-  }
-
-  /**
-   * For a request that another process began: its answer if the reply room shows one, else another run, or error 1001.
-   */
-  async #interrupted(m: Incoming, request: JsonObject, fresh: boolean, reply: Reply): Promise<string | undefined> {
-    const id = request['id'] as Id;
-    const key = JSON.stringify(id);
-    const found = reply.room === undefined ? undefined : await this.#answerIn(reply.room, key);
-    if (found === undefined && this.#dispatcher.idempotent(request)) return this.#run(m, request, reply);
-    const text = found ?? interrupted(id);
-    await this.#record((ledger) => ledger.answer(m.from, key, text));
-    // An answer that stands in the reply room is repeated only for a caller who asked again.
-    return found === undefined || fresh ? text : undefined;
-  }
-
-  /** The answer that another server of this share wrote into a room; undefined if there is none, or nobody can tell. */
-  async #answerIn(room: string, key: string): Promise<string | undefined> {
-    try {
-      return await this.#share?.answerIn(room, key);
-    } catch (cause) {
-      this.#t.onEvent({ kind: 'skipped', room, reason: 'the answers of other servers cannot be read', cause });
-      return undefined;
-    }
-  }
-
-  /** The refusal, unless too much waits for this key: each costs a write, like any answer. */
-  #refusal(m: Incoming, text: string): string | undefined {
-    if (!this.#answering.isCrowded(m.from)) return text;
-    drop(this.#t, 'refused', m, { reason: 'too much waits for this key' });
-    return undefined;
-  }
-
-  /** Tells the operator what a handler threw. The caller learns nothing of it. */
-  readonly #told = (error: unknown, method: string): void => {
-    if (!this.#o.onEvent)
-      console.error(`technocore-rpc: the handler of ${JSON.stringify(method)} failed: ${printable(error)}`);
-    this.#t.onEvent({ kind: 'handler-error', method, error });
-  };
-
-  /** Runs a handler within its limits, and keeps its answer in the ledger. */
-  async #run(m: Incoming, request: JsonObject, reply: Reply): Promise<string | undefined> {
-    const { clock } = this.#t;
-    const id = request['id'] as Id;
-    const key = JSON.stringify(id);
-    const open = this.#dispatcher.staysOpen(request);
-    let release: (() => void) | undefined = open ? () => {} : this.#workers.tryEnter(m.from);
-    if (!release) {
-      const name = `${m.from} ${key}`;
-      const off = new AbortController();
-      this.#queued.set(name, off);
-      release = await this.#workers.enter(m.from, off.signal);
-      this.#queued.delete(name);
-      if (off.signal.aborted) {
-        release?.();
-        await this.#record((ledger) => ledger.answer(m.from, key, interrupted(id)));
-        return undefined;
-      }
-    }
-    if (!release) {
-      await this.#record((ledger) => ledger.forget(m.from, key));
-      return this.#refusal(m, encodeLong(rpcError(id, BUSY, 'Busy', { retryAfterMs: 1000 })));
-    }
-    if (this.#share && !this.#share.holds(m.from)) {
-      release();
-      // The server that has the share by now must not take the request for a finished one.
-      await this.#record((ledger) => ledger.answer(m.from, key, interrupted(id)));
-      this.#share.again(m, decode(m.text)!);
-      return undefined;
-    }
-    const stop = new AbortController();
-    this.#running.add(stop);
-    const deadlineMs = this.#o.deadlineMs ?? DEADLINE_MS;
-    const late = open
-      ? new Promise<never>(() => {})
-      : clock.sleep(deadlineMs, stop.signal).then(
-          () => rpcError(id, DEADLINE, `Deadline exceeded: not done within ${deadlineMs} ms`),
-          () => undefined,
-        );
-    let emitted = 0;
-    const send = (frame: Json, write: (text: string) => Promise<boolean>): false | Promise<boolean> => {
-      if (stop.signal.aborted) return false;
-      const text = encodeLong(frame);
-      // However many notifications a handler sends at once, memory and the write budget must last.
-      const isMuch = emitted >= MAX_EMITTED;
-      if (isMuch || text.length > this.#answering.limit) {
-        const reason = isMuch ? 'a notification, while many wait' : 'a notification too long for a message';
-        this.#t.onEvent({ kind: 'skipped', room: m.room, reason, chars: text.length });
-        return false;
-      }
-      emitted++;
-      const sent = write(text).finally(() => {
-        emitted--;
-      });
-      this.#underway.track(sent);
-      return sent;
-    };
-    const emit = (frame: Json): false | Promise<boolean> => send(frame, (text) => this.#answering.write(reply, [text]));
-    // One at a time, so that those that wait can still be dropped.
-    let told = Promise.resolve(true);
-    const tell = (frame: Json): false | Promise<boolean> =>
-      send(frame, (text) => (told = told.then(() => this.#tell(m, reply, text, stop.signal))));
-    try {
-      const { signal } = stop;
-      const onError = this.#told;
-      const dispatched = this.#dispatcher.dispatch(request, {
-        ...this.#caller(m),
-        rank: this.#regulars.rank(m.from),
-        // A subscription runs until the dispatcher is closed.
-        ...(!open && { signal }),
-        emit,
-        tell,
-        limit: this.#answering.limit,
-        onError,
-      });
-      const answer = await Promise.race([dispatched, late]);
-      // How far a cancelled request got is unknown. A subscription that ended may begin again.
-      const text = answer === undefined ? interrupted(id) : await this.#textOf(answer, request, reply);
-      if (answer === undefined && open) await this.#record((ledger) => ledger.forget(m.from, key));
-      else await this.#record((ledger) => ledger.answer(m.from, key, text));
-      return answer === undefined ? undefined : text;
-    } finally {
-      // After the deadline nobody gets the handler's result: its signal says so.
-      stop.abort(CALL_OVER);
-      this.#running.delete(stop);
-      release();
-    }
-  }
-
-  /**
-   * Writes a notification, or drops it if anybody would have to wait for it.
-   *
-   * @param over aborted once the call has ended, so that its answer is next
-   */
-  async #tell(m: Incoming, reply: Reply, text: string, over: AbortSignal): Promise<boolean> {
-    if (!over.aborted && this.#answering.hasSpare) return this.#answering.tell(reply, text);
-    const why = over.aborted ? 'its call has ended' : 'less than half of the write budget is left, or answers wait';
-    drop(this.#t, 'skipped', m, { reason: `a notification: ${why}` });
-    return false;
-  }
-
-  /** The text of an answer: an error if the answer cannot be encoded, and shortened or spilled if it is too long. */
-  async #textOf(answer: Json, request: JsonObject, reply?: Reply): Promise<string> {
-    const id = request['id'] as Id;
-    let text: string;
-    try {
-      text = encodeLong(answer);
-    } catch (cause) {
-      this.#told(cause, String(request['method']));
-      return encodeLong(rpcError(id, INTERNAL_ERROR, 'Internal error'));
-    }
-    return this.#answering.fitted(text, request, reply);
   }
 }
 
@@ -899,8 +654,6 @@ const MAX_INVALID = 64;
 /** The mailboxes that are served through a transport, with the key that serves each. */
 const SERVING = {};
 
-/** The default deadline of a handler, ms. */
-const DEADLINE_MS = 60_000;
 /** How long, when the server ends, answers may take to be written beyond the deadline, ms. */
 const DRAIN_MS = 30_000;
 /** How long a server may take to be ready before it says why it is not, ms. */
@@ -908,8 +661,6 @@ const LATE_MS = 3000;
 /** How often the ledger is told the time, ms. */
 const PASS_MS = 30_000;
 const OVER = new TechnocoreError('over', 'the server has ended');
-// One object for all calls: making an error with its stack for each would cost too much.
-const CALL_OVER = new TechnocoreError('deadline', 'the call is over');
 /** The verdicts whose answers are kept in the ledger. */
 const KEPT: ReadonlySet<string> = new Set(['new', 'answered', 'interrupted']);
 

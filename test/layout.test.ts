@@ -6,7 +6,7 @@ const src = new URL('../src/', import.meta.url);
 /** The house: a file imports only from files before it. A new file gets its place here. */
 const ORDER = `
   errors bytes maps crypto frames clock turns budget http service names messages rooms nonces files keydir-none keydir signer notes identity
-  dispatch feed spill channel batch ledger journal ledger-file workers unspill outbox replies presence claims share underway inbox line conversation call answers answering serve
+  dispatch feed spill channel batch ledger journal ledger-file workers unspill outbox replies presence claims share underway inbox line conversation call answers answering runs serve
   schema tools notices toolcall mcp mcp-peer mcp-client mcp-listen
   a2a-states a2a-types a2a-params a2a-store a2a-task a2a-notes a2a-card a2a-agent a2a-call
   e2e sealed meeting builtin technocore-rpc

@@ -1,0 +1,341 @@
+/**
+ * Runs: what becomes of a request that the ledger has judged, from its wait for a worker to the text of its answer.
+ *
+ * @module
+ */
+
+import type { Answering, Reply } from './answering.ts';
+import { BUSY, before, DEADLINE, interrupted, printable } from './answers.ts';
+import type { Incoming } from './channel.ts';
+import {
+  type DispatchContext,
+  type Dispatcher,
+  type Handler,
+  type Id,
+  INTERNAL_ERROR,
+  INVALID_REQUEST,
+  type JsonObject,
+  rpcError,
+} from './dispatch.ts';
+import { TechnocoreError } from './errors.ts';
+import { drop } from './feed.ts';
+import { decode, encodeLong, type Json } from './frames.ts';
+import type { Event, Options, Transport } from './http.ts';
+import type { Ledger, Verdict } from './ledger.ts';
+import type { Share } from './share.ts';
+import type { Regulars } from './turns.ts';
+import type { Underway } from './underway.ts';
+import { Workers } from './workers.ts';
+
+/** The default deadline of a handler, ms. */
+export const DEADLINE_MS = 60_000;
+/** The most notifications of one request that wait to be written. */
+const MAX_EMITTED = 64;
+// One object for all calls: making an error with its stack for each would cost too much.
+const CALL_OVER = new TechnocoreError('deadline', 'the call is over');
+
+/** Options about how requests are run: see `ServeOptions`. */
+export interface RunOptions {
+  methods?: Map<string, Handler> | undefined;
+  concurrency?: number | undefined;
+  queue?: number | undefined;
+  deadlineMs?: number | undefined;
+  onEvent?: ((event: Event) => void) | undefined;
+}
+
+/** What runs share with the server that they belong to. */
+interface Parts {
+  readonly t: Transport;
+  readonly room: string;
+  readonly dispatcher: Dispatcher;
+  readonly ledger: Ledger;
+  readonly regulars: Regulars;
+  readonly answering: Answering;
+  readonly underway: Underway;
+  readonly share: Share | undefined;
+  readonly o: RunOptions;
+}
+
+/** The requests of one server that run, or wait to. */
+export class Runs {
+  readonly #t: Transport;
+  readonly #room: string;
+  readonly #service: Options;
+  readonly #dispatcher: Dispatcher;
+  readonly #ledger: Ledger;
+  readonly #regulars: Regulars;
+  readonly #answering: Answering;
+  readonly #underway: Underway;
+  readonly #share: Share | undefined;
+  readonly #o: RunOptions;
+  readonly #workers: Workers;
+  /** Requests that wait for a worker, by key and id, so that they can be cancelled. */
+  readonly #queued = new Map<string, AbortController>();
+  /** The controllers of the handlers that run. */
+  readonly #running = new Set<AbortController>();
+
+  constructor({ t, room, dispatcher, ledger, regulars, answering, underway, share, o }: Parts) {
+    this.#t = t;
+    this.#room = room;
+    const { base, fetch, clock } = t;
+    this.#service = { base, fetch, clock };
+    this.#dispatcher = dispatcher;
+    this.#ledger = ledger;
+    this.#regulars = regulars;
+    this.#answering = answering;
+    this.#underway = underway;
+    this.#share = share;
+    this.#o = o;
+    const concurrency = o.concurrency ?? 16;
+    // One key cannot have all workers: not even, if it is new, all of those that new keys can have.
+    this.#workers = new Workers(concurrency, o.queue ?? 1024, concurrency - 2 * (concurrency >> 2), regulars);
+  }
+
+  /** Ends what runs and what waits to. */
+  stop(reason: unknown): void {
+    for (const one of [...this.#queued.values(), ...this.#running]) one.abort(reason);
+  }
+
+  /**
+   * Tells the ledger what became of a request. If it cannot keep that, there is an event, and the caller is answered all
+   * the same: to him, silence would be worse than an answer that is not repeated.
+   */
+  async record(change: (ledger: Ledger) => void | Promise<void>): Promise<void> {
+    try {
+      await change(this.#ledger);
+    } catch (cause) {
+      this.#t.onEvent({ kind: 'unkept', room: this.#room, cause });
+    }
+  }
+
+  /** Who asks. Without it, a dispatched frame would count as a call from inside this process. */
+  caller({ from, room }: Incoming): DispatchContext {
+    return { from, room, service: this.#service };
+  }
+
+  /** Runs the handler of a notification, within the limits of a request. */
+  async notified(m: Incoming, frame: JsonObject): Promise<void> {
+    const { clock } = this.#t;
+    const onError = this.#told;
+    const context = { ...this.caller(m), onError };
+    // A layer's notifications cancel requests, so they must not wait for a worker as the handlers of plain methods do.
+    if (!this.#o.methods?.has(frame['method'] as string)) {
+      const cancelled = this.#dispatcher.cancels(frame);
+      if (cancelled !== undefined) this.#queued.get(`${m.from} ${JSON.stringify(cancelled)}`)?.abort();
+      await this.#dispatcher.dispatch(frame, context);
+      return;
+    }
+    const release = await this.#workers.enter(m.from);
+    if (!release) return drop(this.#t, 'refused', m, { reason: 'too many wait' });
+    if (this.#share && !this.#share.holds(m.from)) {
+      release();
+      return drop(this.#t, 'refused', m, { reason: 'the share of the mailbox is another server’s by now' });
+    }
+    const stop = new AbortController();
+    this.#running.add(stop);
+    try {
+      const late = clock.sleep(this.#o.deadlineMs ?? DEADLINE_MS, stop.signal).catch(() => {});
+      await Promise.race([this.#dispatcher.dispatch(frame, { ...context, signal: stop.signal }), late]);
+    } finally {
+      stop.abort(CALL_OVER);
+      this.#running.delete(stop);
+      release();
+    }
+  }
+
+  /** The requests for which nothing runs, because there is no such method. */
+  passing(requests: JsonObject[]): Set<JsonObject> {
+    return new Set(requests.filter((request) => !this.#dispatcher.acts(request)));
+  }
+
+  /** The answer to such a request. */
+  async inPassing(m: Incoming, request: JsonObject): Promise<string> {
+    const answer = await this.#dispatcher.dispatch(request, this.caller(m));
+    return this.#textOf(answer!, request);
+  }
+
+  /** The text of the answer to one request; undefined if none is sent. */
+  async outcome(
+    m: Incoming,
+    request: JsonObject,
+    verdict: Verdict,
+    fresh: boolean,
+    reply: Reply,
+  ): Promise<string | undefined> {
+    const id = request['id'] as Id;
+    switch (verdict.kind) {
+      case 'new':
+        return this.#run(m, request, reply);
+      case 'answered':
+        if (this.#share && verdict.answer === interrupted(id)) return this.#interrupted(m, request, fresh, reply);
+        // Sent again to a caller who asked again (that is fresh), not when we read the same message again after a
+        // restart.
+        if (fresh || !verdict.sent) return verdict.answer;
+        drop(this.#t, 'skipped', m, { reason: 'old' });
+        return undefined;
+      case 'interrupted':
+        return this.#interrupted(m, request, fresh, reply);
+      case 'before':
+        return this.#refusal(m, before(id, verdict.nonce));
+      case 'differs':
+        return encodeLong(rpcError(id, INVALID_REQUEST, 'Invalid Request: you used this id for another request'));
+      case 'full':
+        return this.#refusal(m, encodeLong(rpcError(id, BUSY, 'Busy', { retryAfterMs: verdict.retryAfterMs })));
+      default:
+        drop(this.#t, 'skipped', m, { reason: verdict.kind });
+        return undefined;
+    }
+  }
+
+  /**
+   * For a request that another process began: its answer if the reply room shows one, else another run, or error 1001.
+   */
+  async #interrupted(m: Incoming, request: JsonObject, fresh: boolean, reply: Reply): Promise<string | undefined> {
+    const id = request['id'] as Id;
+    const key = JSON.stringify(id);
+    const found = reply.room === undefined ? undefined : await this.#answerIn(reply.room, key);
+    if (found === undefined && this.#dispatcher.idempotent(request)) return this.#run(m, request, reply);
+    const text = found ?? interrupted(id);
+    await this.record((ledger) => ledger.answer(m.from, key, text));
+    // An answer that stands in the reply room is repeated only for a caller who asked again.
+    return found === undefined || fresh ? text : undefined;
+  }
+
+  /** The answer that another server of this share wrote into a room; undefined if there is none, or nobody can tell. */
+  async #answerIn(room: string, key: string): Promise<string | undefined> {
+    try {
+      return await this.#share?.answerIn(room, key);
+    } catch (cause) {
+      this.#t.onEvent({ kind: 'skipped', room, reason: 'the answers of other servers cannot be read', cause });
+      return undefined;
+    }
+  }
+
+  /** The refusal, unless too much waits for this key: each costs a write, like any answer. */
+  #refusal(m: Incoming, text: string): string | undefined {
+    if (!this.#answering.isCrowded(m.from)) return text;
+    drop(this.#t, 'refused', m, { reason: 'too much waits for this key' });
+    return undefined;
+  }
+
+  /** Tells the operator what a handler threw. The caller learns nothing of it. */
+  readonly #told = (error: unknown, method: string): void => {
+    if (!this.#o.onEvent)
+      console.error(`technocore-rpc: the handler of ${JSON.stringify(method)} failed: ${printable(error)}`);
+    this.#t.onEvent({ kind: 'handler-error', method, error });
+  };
+
+  /** Runs a handler within its limits, and keeps its answer in the ledger. */
+  async #run(m: Incoming, request: JsonObject, reply: Reply): Promise<string | undefined> {
+    const { clock } = this.#t;
+    const id = request['id'] as Id;
+    const key = JSON.stringify(id);
+    const open = this.#dispatcher.staysOpen(request);
+    let release: (() => void) | undefined = open ? () => {} : this.#workers.tryEnter(m.from);
+    if (!release) {
+      const name = `${m.from} ${key}`;
+      const off = new AbortController();
+      this.#queued.set(name, off);
+      release = await this.#workers.enter(m.from, off.signal);
+      this.#queued.delete(name);
+      if (off.signal.aborted) {
+        release?.();
+        await this.record((ledger) => ledger.answer(m.from, key, interrupted(id)));
+        return undefined;
+      }
+    }
+    if (!release) {
+      await this.record((ledger) => ledger.forget(m.from, key));
+      return this.#refusal(m, encodeLong(rpcError(id, BUSY, 'Busy', { retryAfterMs: 1000 })));
+    }
+    if (this.#share && !this.#share.holds(m.from)) {
+      release();
+      // The server that has the share by now must not take the request for a finished one.
+      await this.record((ledger) => ledger.answer(m.from, key, interrupted(id)));
+      this.#share.again(m, decode(m.text)!);
+      return undefined;
+    }
+    const stop = new AbortController();
+    this.#running.add(stop);
+    const deadlineMs = this.#o.deadlineMs ?? DEADLINE_MS;
+    const late = open
+      ? new Promise<never>(() => {})
+      : clock.sleep(deadlineMs, stop.signal).then(
+          () => rpcError(id, DEADLINE, `Deadline exceeded: not done within ${deadlineMs} ms`),
+          () => undefined,
+        );
+    let emitted = 0;
+    const send = (frame: Json, write: (text: string) => Promise<boolean>): false | Promise<boolean> => {
+      if (stop.signal.aborted) return false;
+      const text = encodeLong(frame);
+      // However many notifications a handler sends at once, memory and the write budget must last.
+      const isMuch = emitted >= MAX_EMITTED;
+      if (isMuch || text.length > this.#answering.limit) {
+        const reason = isMuch ? 'a notification, while many wait' : 'a notification too long for a message';
+        this.#t.onEvent({ kind: 'skipped', room: m.room, reason, chars: text.length });
+        return false;
+      }
+      emitted++;
+      const sent = write(text).finally(() => {
+        emitted--;
+      });
+      this.#underway.track(sent);
+      return sent;
+    };
+    const emit = (frame: Json): false | Promise<boolean> => send(frame, (text) => this.#answering.write(reply, [text]));
+    // One at a time, so that those that wait can still be dropped.
+    let told = Promise.resolve(true);
+    const tell = (frame: Json): false | Promise<boolean> =>
+      send(frame, (text) => (told = told.then(() => this.#tell(m, reply, text, stop.signal))));
+    try {
+      const { signal } = stop;
+      const onError = this.#told;
+      const dispatched = this.#dispatcher.dispatch(request, {
+        ...this.caller(m),
+        rank: this.#regulars.rank(m.from),
+        // A subscription runs until the dispatcher is closed.
+        ...(!open && { signal }),
+        emit,
+        tell,
+        limit: this.#answering.limit,
+        onError,
+      });
+      const answer = await Promise.race([dispatched, late]);
+      // How far a cancelled request got is unknown. A subscription that ended may begin again.
+      const text = answer === undefined ? interrupted(id) : await this.#textOf(answer, request, reply);
+      if (answer === undefined && open) await this.record((ledger) => ledger.forget(m.from, key));
+      else await this.record((ledger) => ledger.answer(m.from, key, text));
+      return answer === undefined ? undefined : text;
+    } finally {
+      // After the deadline nobody gets the handler's result: its signal says so.
+      stop.abort(CALL_OVER);
+      this.#running.delete(stop);
+      release();
+    }
+  }
+
+  /**
+   * Writes a notification, or drops it if anybody would have to wait for it.
+   *
+   * @param over aborted once the call has ended, so that its answer is next
+   */
+  async #tell(m: Incoming, reply: Reply, text: string, over: AbortSignal): Promise<boolean> {
+    if (!over.aborted && this.#answering.hasSpare) return this.#answering.tell(reply, text);
+    const why = over.aborted ? 'its call has ended' : 'less than half of the write budget is left, or answers wait';
+    drop(this.#t, 'skipped', m, { reason: `a notification: ${why}` });
+    return false;
+  }
+
+  /** The text of an answer: an error if the answer cannot be encoded, and shortened or spilled if it is too long. */
+  async #textOf(answer: Json, request: JsonObject, reply?: Reply): Promise<string> {
+    const id = request['id'] as Id;
+    let text: string;
+    try {
+      text = encodeLong(answer);
+    } catch (cause) {
+      this.#told(cause, String(request['method']));
+      return encodeLong(rpcError(id, INTERNAL_ERROR, 'Internal error'));
+    }
+    return this.#answering.fitted(text, request, reply);
+  }
+}
