@@ -8,9 +8,9 @@
 import { type Check, checkValue, isAnyText, isFlag, isList, isMap, isShaped, isText } from './a2a-types.ts';
 import { fromBase64url, fromUtf8, toBase64url, utf8 } from './bytes.ts';
 import type { JsonObject } from './dispatch.ts';
-import { checkText, TechnocoreError } from './errors.ts';
+import { TechnocoreError } from './errors.ts';
 import { compact, decode, encodeLong, isObject } from './frames.ts';
-import { failureOf, type Options, request, retrying, shownBase, transportOf } from './http.ts';
+import { failureOf, type Options, request, retrying, shownBase, transportOf, transportTo } from './http.ts';
 import { checkName, fingerprint, isDid, type NotePath, verify } from './names.ts';
 import { getNote, setNote } from './notes.ts';
 import { checkSigner, PATIENCE_MS } from './rooms.ts';
@@ -373,9 +373,7 @@ export async function a2aReadCard(from: string, o: Options = {}): Promise<A2ACar
     if (a2aVerifyCard(card, from)) return card;
     throw new TechnocoreError('bad_card', `the card in the note of ${from} has no good signature of that DID`);
   }
-  const { pathname } = new URL(
-    transportOf(o, checkText(from, 'whose card to read'), 'a DID, or the URL of a card or of its host').base,
-  );
+  const { pathname } = new URL(transportTo(from, o, 'a DID, or the URL of a card or of its host').base);
   const paths = pathname === '/' ? PATHS : [''];
   for (const path of paths) {
     const { text, isThere } = await fetched(from, path, o);
@@ -385,7 +383,7 @@ export async function a2aReadCard(from: string, o: Options = {}): Promise<A2ACar
 }
 
 async function fetched(from: string, path: string, o: Options): Promise<{ text: string; isThere: boolean }> {
-  const t = transportOf(o, from);
+  const t = transportTo(from, o, 'the URL of a card');
   return retrying(
     t,
     t.clock.now() + PATIENCE_MS,

@@ -135,12 +135,13 @@ export function checkNumbers<T extends object>(o: T, names: readonly (keyof T & 
 }
 
 /**
- * Checks that an option is a signal, where it is given.
+ * Returns the option `signal`, where it is given.
  *
  * @throws a {@link TechnocoreError} `bad_option` if it is not
  */
-export function checkSignal(signal: AbortSignal | undefined): void {
-  if ((signal ?? undefined) === undefined || typeof signal?.throwIfAborted === 'function') return;
+export function signalOf(o: { readonly signal?: AbortSignal | undefined }): AbortSignal | undefined {
+  const { signal } = checkObject(o);
+  if ((signal ?? undefined) === undefined || typeof signal?.throwIfAborted === 'function') return signal;
   throw new TechnocoreError(
     'bad_option',
     'the option signal must be an AbortSignal; of an AbortController, pass its member signal',

@@ -10,10 +10,10 @@ import {
   BadName,
   checkFunctions,
   checkObject,
-  checkSignal,
   checkText,
   HttpError,
   RateLimited,
+  signalOf,
   TechnocoreError,
   Unavailable,
 } from './errors.ts';
@@ -100,21 +100,33 @@ export function environmentUrl(): string | undefined {
 /**
  * The transport that options describe.
  *
- * @param address the address, instead of the option `base`
- * @param wanted whose address it is, for the error message
- * @throws a {@link BadName} if it is not an http or https address
+ * @throws a {@link BadName} if `base` is not an http or https address
  * @throws a {@link TechnocoreError} `bad_option` if the options are not an object, or `signal` or a function is something
  * else
  */
-export function transportOf(
-  o: Options = {},
-  address?: string,
-  wanted: string = 'the URL of a service, like http://127.0.0.1:8080',
-): Transport {
+export function transportOf(o: Options = {}): Transport {
   const means = meansOf(o);
-  const given = address ?? o.base;
-  const what = address !== undefined ? 'the address' : given === undefined ? 'TECHNOCORE_URL' : 'the option base';
-  const base = checkText(given ?? environmentUrl() ?? DEFAULT_BASE, what).replace(/\/+$/, '');
+  const { base } = o;
+  const what = base === undefined ? 'TECHNOCORE_URL' : 'the option base';
+  return transportAt(
+    means,
+    base ?? environmentUrl() ?? DEFAULT_BASE,
+    what,
+    'the URL of a service, like http://127.0.0.1:8080',
+  );
+}
+
+/**
+ * As {@link transportOf}, to an address that is given instead of the option `base`.
+ *
+ * @param wanted what the address should be, for the error message
+ */
+export function transportTo(address: string, o: Options, wanted: string): Transport {
+  return transportAt(meansOf(o), address, 'the address', wanted);
+}
+
+function transportAt(means: Transport, address: string, what: string, wanted: string): Transport {
+  const base = checkText(address, what).replace(/\/+$/, '');
   if (!/^https?:\/\/[^\s/?#]+(\/[^\s?#]*)?$/i.test(base) || !URL.canParse(base))
     throw new BadName(shownBase(base), `${what} must be ${wanted}`);
   const clocks = getOrMake(worlds, means.fetch, () => new WeakMap<Clock, Map<string, Shared>>());
@@ -133,7 +145,7 @@ export function meansOf(o: Options): Transport {
   // A transport may outlive a call, so it must not hold on to the other options, such as a signal or a ledger.
   const { onEvent, random, fetch = globalThis.fetch, clock = systemClock, lane = 'auto' } = checkObject(o);
   checkFunctions(o, ['onEvent', 'random', 'fetch']);
-  checkSignal(o.signal);
+  signalOf(o);
   return {
     base: '',
     fetch,

@@ -7,7 +7,7 @@
 import type { Channel } from './channel.ts';
 import { following } from './clock.ts';
 import type { JsonObject } from './dispatch.ts';
-import { checkFunctions, checkNumbers, checkObject, checkSignal, TechnocoreError, Unavailable } from './errors.ts';
+import { checkFunctions, checkNumbers, signalOf, TechnocoreError, Unavailable } from './errors.ts';
 import { compact, isObject, type Json } from './frames.ts';
 import { retrying } from './http.ts';
 import { SUBSCRIPTION_ID } from './mcp.ts';
@@ -76,7 +76,7 @@ export async function* mcpListen(
   signer: Signer,
   o: McpListenOptions = {},
 ): AsyncGenerator<Json> {
-  checkSignal(checkObject(o).signal);
+  signalOf(o);
   o.signal?.throwIfAborted();
   checkFunctions(o, ['onReady']);
   checkNumbers(o, ['renewMs']);

@@ -4,9 +4,9 @@
  * @module
  */
 import { fromBase64, toBase64, toBase64url } from './bytes.ts';
-import { checkText, RelayRefused, TechnocoreError, Unavailable } from './errors.ts';
+import { RelayRefused, TechnocoreError, Unavailable } from './errors.ts';
 import { isObject, parseExact } from './frames.ts';
-import { failureOf, type Options, type Request, request, retrying, type Transport, transportOf } from './http.ts';
+import { failureOf, type Options, type Request, request, retrying, type Transport, transportTo } from './http.ts';
 import { getOrMake } from './maps.ts';
 import type { ChannelID, JoinToken } from './parley-invite.ts';
 
@@ -78,8 +78,8 @@ const MAX_FRAMES = 16_384;
 type Refusal = RelayRefused['reason'];
 
 const REFUSALS: Record<Refusal, string> = {
-  'no-channel': 'the relay does not know the channel (any more)',
-  exists: 'the channel exists already',
+  'no-channel': 'the relay does not know the channel',
+  exists: 'the channel exists',
   full: 'both seats are taken; if not by you, use a new invite and compare fingerprints',
   nobody: 'nobody has joined',
   token: 'the relay does not accept the token',
@@ -106,11 +106,7 @@ export class HttpRelay implements Relay {
    * @throws `BadName` if it is not an http or https address
    */
   constructor(base: string, o: Options = {}) {
-    this.#http = transportOf(
-      o,
-      checkText(base, 'the address of a relay'),
-      'the URL of a relay, like https://parley.chat',
-    );
+    this.#http = transportTo(base, o, 'the URL of a relay, like https://parley.chat');
   }
 
   /** The relay's host, with the port if there is one. */
@@ -204,7 +200,7 @@ function seatOf({ channel, token }: Membership): Seat {
   return { path: `/c/${toBase64url(channel)}`, get, post: { 'content-type': 'application/json', ...get } };
 }
 
-const unreadable = (): Unavailable => new Unavailable('the relay sent an answer that cannot be read');
+const unreadable = (): Unavailable => new Unavailable('the relay sent an unreadable answer');
 
 function answerOf(text: string): Record<string, unknown> {
   try {
@@ -236,5 +232,5 @@ function framesOf(channel: ChannelID, text: string): Frame[] {
  * @internal
  */
 export function isForgotten(cause: unknown): boolean {
-  return TechnocoreError.is(cause) && cause.code === 'relay_refused' && (cause as RelayRefused).reason === 'no-channel';
+  return TechnocoreError.is(cause) && (cause as RelayRefused).reason === 'no-channel';
 }

@@ -13,11 +13,12 @@ import {
   BadKey,
   BadState,
   CapacityReached,
+  checkFunction,
   checkObject,
-  checkSignal,
   DecryptError,
   RingGap,
   SessionClosed,
+  signalOf,
   TechnocoreError,
   tooManyBytes,
 } from './errors.ts';
@@ -237,10 +238,8 @@ export class Session implements Channel {
     this.#o = o;
     this.#http = meansOf(o);
     const self = checkObject(identity, 'an identity').publicKey;
-    // Given in the wrong order, they would fail at some later call.
-    if (self?.length !== 32) throw new TechnocoreError('bad_option', 'the first argument must be an Identity');
-    if (typeof relay?.recv !== 'function')
-      throw new TechnocoreError('bad_option', 'the second argument must be a relay');
+    // What is given in the wrong order would fail at some later call.
+    checkFunction(relay?.recv, 'relay.recv');
     const no = { present: false, joined: false, initiator: false };
     const none = { queue: [], outbox: [], inbox: [], frames: [] };
     this.#s = { version: 1, self, state: 'none', why: '', topic: '', ...no, seq: 0n, floor: 0n, ...none };
@@ -431,7 +430,7 @@ export class Session implements Channel {
     const { state, queue } = this.#s;
     this.#shut('this end closed it');
     if (state === 'none' && queue.length) {
-      throw new SessionClosed(`${queue.splice(0).length} queued messages were never sent`);
+      throw new SessionClosed(`${queue.splice(0).length} queued messages never sent`);
     }
     const enqueue = (): void => {
       if (state === 'pending' || state === 'active') queue.push({ kind: 'close', text: outcome });
@@ -488,9 +487,7 @@ export class Session implements Channel {
   }
 
   #signal(o: Abortable): AbortSignal | undefined {
-    const { signal } = checkObject(o);
-    checkSignal(signal);
-    return eitherOf(signal, this.#o.signal);
+    return eitherOf(signalOf(o), this.#o.signal);
   }
 
   #seat(): Membership {

@@ -7,7 +7,7 @@ import type { A2AHandler, A2ATask } from '../src/a2a-task.ts';
 import { createDispatcher } from '../src/dispatch.ts';
 import { RpcError } from '../src/errors.ts';
 import { encode } from '../src/frames.ts';
-import { Identity, type Relay, Session } from '../src/parley.ts';
+import { HttpRelay, Identity, Session } from '../src/parley.ts';
 import { behave, CARD } from './a2a-fixture.mjs';
 import { playAll, vectors } from './a2a-vectors.ts';
 import { settled, VirtualClock } from './virtual-clock.ts';
@@ -19,8 +19,8 @@ test('what asks no service is not told where one is', () => {
   vi.stubEnv('TECHNOCORE_URL', 'nonsense');
   onTestFinished(() => void vi.unstubAllEnvs());
   a2aAgent(behave, CARD).close();
-  const nobody = { host: 'relay.example' } as Relay;
-  expect(new Session(Identity.generate(), nobody).peer.state).toBe('none');
+  const relay = new HttpRelay('https://relay.example');
+  expect(new Session(Identity.generate(), relay).peer.state).toBe('none');
 });
 
 /** An agent behind a dispatcher. */

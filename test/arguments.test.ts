@@ -437,18 +437,14 @@ const TOLD: [wrong: string, run: () => unknown, words: string][] = [
     () => L.mcpCallTool('mb-p-x', 't', {}, alice, { ...reply, onInput: { elicit: 1 } }),
     'the option elicit',
   ],
-  [
-    'a relay without an address',
-    () => new (parley as any).HttpRelay(undefined, o),
-    'the address of a relay must be a string',
-  ],
+  ['a relay without an address', () => new (parley as any).HttpRelay(undefined, o), 'the address must be a string'],
   [
     'a relay without a scheme',
     () => new parley.HttpRelay('localhost', o),
     'the address must be the URL of a relay, like',
   ],
-  ['a session of a relay', () => new P.Session(relay, identity, o), 'the first argument must be an Identity'],
-  ['a session without a relay', () => new P.Session(identity, undefined, o), 'the second argument must be a relay'],
+  ['a session of a relay', () => new P.Session(relay, identity, o), 'relay.recv must be a function'],
+  ['a session without a relay', () => new P.Session(identity, undefined, o), 'relay.recv must be a function'],
   [
     'a card from nowhere',
     () => L.a2aReadCard('did:key:zz', o),
