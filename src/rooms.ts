@@ -635,8 +635,8 @@ async function deliver(
 /**
  * Looks in the room for our message whose response was lost.
  *
- * @returns the message as the room shows it; undefined if everything written since it was first sent can be seen and it is not among it. Then
- * the same bytes may be sent again: should both arrive, the service refuses the second for its nonce
+ * @returns the message as the room shows it; undefined if everything written since it was first sent can be seen and it
+ * is not among it. Then the same bytes may be sent again: should both arrive, the service refuses the second for its nonce
  * @throws a {@link MayHaveLanded} if so much was written since that it may no longer be visible
  */
 async function settle(
