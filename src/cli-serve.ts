@@ -192,8 +192,11 @@ async function loaded(path: string, file: string, args: Args): Promise<Record<st
 
 const functionsIn = (value: unknown): [name: string, handler: Handler][] => {
   const entries = value instanceof Map ? [...value] : isObject(value) ? Object.entries(value) : [];
-  return entries.filter(([, one]) => typeof one === 'function') as [string, Handler][];
+  return entries.filter(([, one]) => typeof one === 'function' && !isClass(one)) as [string, Handler][];
 };
+
+/** True for a class: it cannot be called, and its `prototype` cannot be replaced. */
+const isClass = (value: object): boolean => Object.getOwnPropertyDescriptor(value, 'prototype')?.writable === false;
 
 /**
  * The methods and tools that a module offers: its export `methods` (a Map, or an object of functions), or else every

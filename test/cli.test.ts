@@ -757,7 +757,8 @@ test('a module that waits for its own serve() is refused, and ended', async () =
 });
 
 test('of a module that offers nothing it is said what it may export', async () => {
-  await writeFile(join(home, 'nothing.mjs'), 'export const version = 7;');
+  // A class is no method: it cannot be called.
+  await writeFile(join(home, 'nothing.mjs'), 'export const version = 7; export class Store {}');
   const { code, err } = await cli('serve', join(home, 'nothing.mjs'));
   expect([code, err]).toEqual([2, expect.stringMatching(/may export functions .*`methods`.*`tools`/)]);
 });
