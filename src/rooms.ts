@@ -167,6 +167,11 @@ export class RoomCursor {
    * The cursor is at 0 because the room showed nothing. Its `seq` may go on all the same, so the next message is no gap.
    */
   #isBlank = false;
+  /**
+   * The room is ephemeral, and showed nothing when it was last read without a cursor: whatever it shows now is new. Only
+   * a read from its beginning finds that in both cases, whether its `seq` goes on or it was recreated.
+   */
+  #hasExpired = false;
   /** How often this cursor has seen the room recreated. */
   #lives = 0;
   #failures = 0;
@@ -187,6 +192,7 @@ export class RoomCursor {
     if (looks && !this.#isSame(view)) this.#lives++;
     this.since = view.lastSeq;
     this.#isBlank = view.lastSeq === 0;
+    this.#hasExpired = false;
     this.#doubted = undefined;
     this.generation = view.generation;
     this.#mark = view.messages.at(-1)?.ts;
@@ -208,6 +214,7 @@ export class RoomCursor {
     this.generation = place.generation;
     this.#mark = place.mark;
     this.#isBlank = false;
+    this.#hasExpired = false;
     this.#doubted = undefined;
     // The room may have been recreated meanwhile. A generation shows that by itself.
     this.#unchecked = place.generation === undefined;
@@ -219,8 +226,9 @@ export class RoomCursor {
   async look(waitMs: number, signal?: AbortSignal): Promise<PolledView> {
     if (this.since === undefined) await this.toTail(signal);
     // A place that was set is compared with the room before the cursor waits there.
-    const o = this.#unchecked ? { limit: MAX_LIMIT } : { since: this.since!, limit: MAX_LIMIT, waitMs };
-    return readView(this.#t, this.room, o, signal);
+    if (this.#unchecked) return readView(this.#t, this.room, { limit: MAX_LIMIT }, signal);
+    const since = this.#hasExpired ? 0 : this.since!;
+    return readView(this.#t, this.room, { since, limit: MAX_LIMIT, waitMs }, signal);
   }
 
   /** Reads once and returns what is new. No message is returned twice. */
@@ -232,7 +240,7 @@ export class RoomCursor {
 
   /** Moves the cursor over a view and returns what is new in it; undefined if nothing is. */
   async take(view: PolledView, signal?: AbortSignal): Promise<Batch | undefined> {
-    if (this.#unchecked) {
+    if (this.#unchecked || (this.#hasExpired && view.since === 0)) {
       this.#unchecked = false;
       const recreated = this.#compare(view);
       if (recreated) return recreated;
@@ -287,7 +295,11 @@ export class RoomCursor {
 
   #compare(view: PolledView, place?: Place): Batch | undefined {
     this.generation = view.generation ?? this.generation;
-    if (this.#isSame(view, place)) return undefined;
+    if (this.#isSame(view, place)) {
+      // Where there are generations, the `seq` always goes on.
+      this.#hasExpired = view.lastSeq === 0 && this.generation === undefined && this.since! > 0;
+      return undefined;
+    }
     return this.#recreated(view.messages, view);
   }
 
@@ -296,6 +308,7 @@ export class RoomCursor {
     const before = this.#before(messages);
     this.since = view.lastSeq;
     this.#isBlank = view.lastSeq === 0;
+    this.#hasExpired = false;
     this.#mark = undefined;
     this.#doubted = undefined;
     this.#lives++;
@@ -308,6 +321,7 @@ export class RoomCursor {
     if (last) {
       this.since = last.seq;
       this.#isBlank = false;
+      this.#hasExpired = false;
       this.#mark = last.ts;
     }
     if (batch.gap) this.#t.onEvent({ kind: 'gap', room: this.room, gap: batch.gap });

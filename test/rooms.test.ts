@@ -250,6 +250,43 @@ describe.each(PROFILES)('reading, %s', (profile) => {
     expect(await f.end).toBe('stopped');
   });
 
+  test('an ephemeral room that was idle and is then recreated is noticed with its first message', async () => {
+    const w = world(profile);
+    for (let i = 0; i < 3; i++) await say('e-x', 'a', `${i}`, w.o);
+    const cursor = new RoomCursor(w.t, 'e-x');
+    await cursor.toTail();
+    await w.clock.advance(1_000_000);
+    for (let i = 0; i < 8; i++) expect((await w.run(cursor.next(10))).value).toBeUndefined();
+    w.service.age('e-x', 8 * DAY);
+    await say('elsewhere', 'a', 'runs the reaper', w.o);
+    const held = w.run(cursor.next(10_000));
+    await say('e-x', 'a', 'new', w.o);
+    expect((await held).value).toMatchObject({ messages: [{ text: 'new' }], gap: { reason: 'recreated' } });
+    await say('e-x', 'a', 'more', w.o);
+    const { value } = await cursor.next(0);
+    expect(value?.messages.map((m) => m.text)).toEqual(['more']);
+    expect(value?.gap).toBeUndefined();
+  });
+
+  test('an ephemeral room whose old messages show again, as the clock of the service was set back, is the same', async () => {
+    let offset = 0;
+    const w = world(profile, {}, (clock) => ({
+      now: () => clock.now() + offset,
+      sleep: (ms, signal) => clock.sleep(ms, signal),
+    }));
+    for (let i = 0; i < 3; i++) await say('e-x', 'a', `${i}`, w.o);
+    const cursor = new RoomCursor(w.t, 'e-x');
+    await cursor.toTail();
+    await w.clock.advance(1_000_000);
+    for (let i = 0; i < 8; i++) expect((await w.run(cursor.next(10))).value).toBeUndefined();
+    offset = -900_000;
+    expect((await w.run(cursor.next(10))).value).toBeUndefined();
+    await say('e-x', 'a', 'new', w.o);
+    const { value } = await cursor.next(0);
+    expect(value).toMatchObject({ messages: [{ seq: 4, text: 'new' }] });
+    expect(value?.gap).toBeUndefined();
+  });
+
   test('fault 53: a service that holds nobody is asked about once in two seconds', async () => {
     const w = world(profile, { waitersPerAddress: 0 });
     const f = following(w, 'x');
