@@ -67,6 +67,8 @@ export interface Listener {
    * Whether messages come unasked, as to a server. Then a second read, half a step after the first, halves their latency.
    */
   readonly stagger?: boolean | undefined;
+  /** Whether it waits for answers to what is sent through the channel: then it is better to look for them than to park. */
+  readonly awaits?: boolean | undefined;
 }
 
 const SIGS = {};
@@ -99,6 +101,9 @@ export const STAGGER_MS = 250;
 const DRIFT_MS = 50;
 /** How long the second read is left out after it was answered early, as one read too many for this address, ms. */
 const STAGGER_PAUSE_MS = 600_000;
+/** How many reads of one address the service parks (wire: the fifth is answered at once). */
+const PARKED = 4;
+const READS = {};
 /** The share of the read budget that must be left for a probe. */
 const PROBE_SHARE = 0.25;
 /** The share of the read budget that must be left for a second parked read. */
@@ -213,6 +218,8 @@ interface Registration {
 /** The feed of one room: one read loop for all its listeners. */
 export class Feed {
   readonly #t: Transport;
+  /** How many reads all feeds of the transport keep parked. */
+  readonly #reads: { parked: number };
   readonly #cursor: RoomCursor;
   readonly #gathering = new Gathering();
   readonly #listeners = new Set<Registration>();
@@ -233,6 +240,7 @@ export class Feed {
 
   constructor(t: Transport, room: string) {
     this.#t = t;
+    this.#reads = sharedOf(t, READS, () => ({ parked: 0 }));
     this.#cursor = new RoomCursor(t, room);
   }
 
@@ -353,7 +361,7 @@ export class Feed {
   nudge(): void {
     const loop = this.#loop;
     const { clock } = this.#t;
-    if (!loop || !rhythmOf(this.#t).coarse) return;
+    if (!loop || !rhythmOf(this.#t).coarse || ![...this.#listeners].some(({ nudged }) => nudged)) return;
     this.#holdUntil = clock.now() + (this.#affords(PROBE_SHARE) ? PROBES_MS.at(-1)! : 0);
     this.#wake?.abort(OVER);
     this.#nudged = true;
@@ -415,9 +423,10 @@ export class Feed {
     const { signal } = loop;
     const { clock } = this.#t;
     let second = false;
+    this.#reads.parked++;
     const step = async (waitMs: number): Promise<Polled<number>> => {
       await this.#hold(signal);
-      if (!second && this.#staggers()) {
+      if (!second && this.#reads.parked < PARKED && this.#staggers()) {
         second = true;
         void this.#second(signal).finally(() => {
           second = false;
@@ -438,6 +447,8 @@ export class Feed {
       const left = [...this.#listeners];
       this.#listeners.clear();
       for (const { listener } of left) listener.end(cause);
+    } finally {
+      this.#reads.parked--;
     }
   }
 
@@ -470,6 +481,7 @@ export class Feed {
   /** Keeps the second parked read, half a step behind the first, until the service or the budget does not allow it. */
   async #second(signal: AbortSignal): Promise<void> {
     const { clock } = this.#t;
+    this.#reads.parked++;
     try {
       await clock.sleep(STAGGER_MS, signal);
       const step = async (waitMs: number): Promise<Polled<boolean>> => {
@@ -479,11 +491,14 @@ export class Feed {
         const polled = await this.#read(waitMs, signal);
         const early = polled.value === undefined && (polled.held === false || clock.now() - start < STAGGER_MS);
         if (early) this.#noStaggerUntil = clock.now() + STAGGER_PAUSE_MS;
-        return { value: !early && !this.#gathering.burst && this.#affords(STAGGER_SHARE) };
+        const isOneTooMany = early || this.#reads.parked > PARKED;
+        return { value: !isOneTooMany && !this.#gathering.burst && this.#affords(STAGGER_SHARE) };
       };
       for await (const goOn of poll(this.#t, step, { signal })) if (!goOn) return;
     } catch {
       // Failures are left to the first read, which ends the loop if they are final; this one is an extra.
+    } finally {
+      this.#reads.parked--;
     }
   }
 

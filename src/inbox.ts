@@ -89,6 +89,7 @@ export class Inbox {
         for (const waiting of [...this.#waiting.values()]) waiting.fail(cause);
       },
       expects: () => Math.min(Math.ceil(this.#due), this.#users),
+      awaits: true,
     };
     const ready = channel.listen(listener, stop.signal);
     session = {

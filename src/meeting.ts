@@ -82,7 +82,8 @@ function isMeetingRoom(room: string): boolean {
  * @param did the `did:key` of the other side
  * @param signer the key of this side
  * @param o `timeoutMs`: how long to wait for the other side, in milliseconds; default 30,000. `key` and `room`: of an
- * earlier channel between the two, to save the new room
+ * earlier channel between the two, to save the new room. `latency`: as in {@link CallOptions.latency}, for calls through
+ * the channel
  * @returns the channel, once the other side has proved itself
  * @throws a {@link BadName} if it is not a `did:key`, or if `room` is not a `p-` room
  * @throws a {@link BadKey} if the DID has not published a signed key and mailbox
@@ -113,7 +114,12 @@ function isMeetingRoom(room: string): boolean {
 export async function connectSealed(
   did: string,
   signer: Signer,
-  o: Options & { key?: Uint8Array | undefined; room?: string | undefined; timeoutMs?: number | undefined } = {},
+  o: Options & {
+    key?: Uint8Array | undefined;
+    room?: string | undefined;
+    timeoutMs?: number | undefined;
+    latency?: 'fast' | 'frugal' | undefined;
+  } = {},
 ): Promise<SealedChannel> {
   const t = transportOf(o);
   const { clock } = t;
@@ -163,7 +169,7 @@ export async function connectSealed(
     leave = await feedOf(t, room).listen(listener, { signal });
     await sayHello(seal, did, { begun, answered: NONE }, { signal, deadline });
     await saySigned(t, signer, mailbox, offer, signal, deadline);
-    return new SealedLine(seal, did, sessionOf(await orAbort(answer, signal)));
+    return new SealedLine(seal, did, sessionOf(await orAbort(answer, signal)), o.latency);
   } catch (cause) {
     throw withCallers(signal.aborted ? signal.reason : cause);
   } finally {

@@ -134,6 +134,7 @@ export class SealedLine implements SealedChannel {
   readonly #seal: Seal;
   readonly #session: string;
   readonly #feed: Feed;
+  readonly #isFast: boolean;
   /** Each message is opened once, however many listen. */
   readonly #opened = new WeakMap<Incoming, Incoming | undefined>();
   /** The highest nonce accepted of each member. */
@@ -146,13 +147,14 @@ export class SealedLine implements SealedChannel {
   /** Counts the parts of frames that came. */
   heard = 0;
 
-  constructor(seal: Seal, peer: string | undefined, session: string) {
+  constructor(seal: Seal, peer: string | undefined, session: string, latency: 'fast' | 'frugal' = 'fast') {
     this.room = seal.room;
     this.self = seal.signer.did;
     this.peer = peer;
     this.spill = spillOf(seal.t, seal.signer, seal.room, seal.chunks);
     this.#seal = seal;
     this.#session = session;
+    this.#isFast = latency === 'fast';
     this.#feed = feedOf(seal.t, seal.room);
   }
 
@@ -173,6 +175,7 @@ export class SealedLine implements SealedChannel {
         o,
       );
     }
+    this.#feed.nudge();
     return sent!;
   }
 
@@ -181,7 +184,8 @@ export class SealedLine implements SealedChannel {
     if (this.#session === NONE) await orAbort((this.#history ??= this.#readHistory()), signal);
     for (const m of this.#backlog?.splice(0) ?? []) listener.message(m);
     this.#backlog = undefined;
-    const listening = this.#feed.listen(this.#through(listener), { signal });
+    const nudged = this.#isFast && listener.awaits === true;
+    const listening = this.#feed.listen(this.#through(listener), { signal, nudged });
     this.#release?.();
     this.#release = undefined;
     return listening;
@@ -217,6 +221,7 @@ export class SealedLine implements SealedChannel {
       gap: (gap, before) => listener.gap(gap, before),
       end: (cause) => listener.end(cause),
       expects: () => listener.expects?.() ?? 0,
+      stagger: listener.stagger,
     };
   }
 
@@ -282,7 +287,8 @@ export class SealedLine implements SealedChannel {
  * @param room the name of the room
  * @param key the room key, 32 bytes; copied
  * @param signer the key of this side
- * @param o `peer`: the DID to which frames are addressed, and the only one whose frames count; default: all members
+ * @param o `peer`: the DID to which frames are addressed, and the only one whose frames count; default: all members.
+ * `latency`: as in {@link CallOptions.latency}, for calls through the channel
  * @throws a {@link BadName} if the room is not a name, or `peer` is not a `did:key`
  * @throws a {@link BadKey} if the key does not have 32 bytes, or no signer is given
  * @example
@@ -309,10 +315,10 @@ export function sealed(
   room: string,
   key: Uint8Array,
   signer: Signer,
-  o: Options & { peer?: string | undefined } = {},
+  o: Options & { peer?: string | undefined; latency?: 'fast' | 'frugal' | undefined } = {},
 ): SealedChannel {
   checkSigner(signer);
   const t = transportOf(o);
   if (o.peer !== undefined && !isDid(o.peer)) throw new BadName(o.peer, 'not a did:key');
-  return new SealedLine(new Seal(t, room, key, signer), o.peer, NONE);
+  return new SealedLine(new Seal(t, room, key, signer), o.peer, NONE, o.latency);
 }

@@ -3,12 +3,14 @@ import { call } from '../src/call.ts';
 import type { Handler } from '../src/dispatch.ts';
 import { PROBES_MS, STAGGER_MS } from '../src/feed.ts';
 import { budgetOf, type Options, rhythmOf, transportOf } from '../src/http.ts';
+import { sealed } from '../src/sealed.ts';
 import { serve } from '../src/serve.ts';
 import { Random } from './sim/random.ts';
 import { PROFILES, type Profile, run, signer, type World, world } from './support.ts';
 
 const MAILBOX = 'mb-p-latency-callee';
 const REPLY = 'mb-p-latency-caller';
+const SEALED = 'p-latency-sealed';
 const callee = signer(1);
 const caller = signer(2);
 /** One way, ms. */
@@ -40,10 +42,12 @@ interface Setting {
   profile?: Profile;
   latency?: 'fast' | 'frugal';
   stepMs?: number;
+  /** Whether they meet in a sealed room, and not in mailboxes. */
+  inside?: boolean;
 }
 
 /** A server and a caller that have met: both know how the service wakes them. */
-async function met({ profile = 'modern', latency = 'fast', stepMs = STEP_MS }: Setting = {}) {
+async function met({ profile = 'modern', latency = 'fast', stepMs = STEP_MS, inside }: Setting = {}) {
   const w = world(profile, { wakeStepMs: stepMs, readsPerMinute: 120, writesPerMinute: 30 });
   const [there, here] = [side(w, 'server'), side(w, 'caller')];
   const stop = new AbortController();
@@ -55,11 +59,14 @@ async function met({ profile = 'modern', latency = 'fast', stepMs = STEP_MS }: S
     ['quick', () => 'done'],
     ['slow', (_, { service }) => service.clock!.sleep(3000).then(() => 'done')],
   ]);
-  const ended = serve(MAILBOX, callee, { ...there.o, methods, latency, signal: stop.signal, onReady: ready });
+  const key = new Uint8Array(32);
+  const served = inside ? sealed(SEALED, key, callee, there.o) : MAILBOX;
+  const to = inside ? sealed(SEALED, key, caller, { ...here.o, latency }) : MAILBOX;
+  const ended = serve(served, callee, { ...there.o, methods, latency, signal: stop.signal, onReady: ready });
   await run(w.clock, Promise.race([isReady, ended]));
   const ask = async (method = 'quick'): Promise<number> => {
     const begun = w.clock.now();
-    const work = call(MAILBOX, method, {}, caller, { ...here.o, replyTo: REPLY, latency });
+    const work = call(to, method, {}, caller, { ...here.o, ...(!inside && { replyTo: REPLY }), latency });
     let took = 0;
     work.then(
       () => {
@@ -127,6 +134,25 @@ describe('the schedule', () => {
     await stop();
   });
 
+  it('parks no more reads at a time than the service holds for an address', async () => {
+    const { there, w, stop } = await met();
+    const over = new AbortController();
+    const { signal } = over;
+    const rest = ['b', 'c', 'd'].map((x) => serve(`${MAILBOX}-${x}`, callee, { ...there.o, signal }));
+    await w.clock.advance(30_000);
+    there.log.length = 0;
+    await w.clock.advance(60_000);
+    const parked = there.log.filter(isParked);
+    const ended = parked.filter(({ until }) => until !== undefined);
+    expect(ended.filter(({ at, until }) => until! - at < 9000)).toEqual([]);
+    for (const { at } of parked) {
+      expect(parked.filter((one) => one.at <= at && (one.until ?? Infinity) > at).length).toBeLessThanOrEqual(4);
+    }
+    over.abort();
+    await w.run(Promise.all(rest));
+    await stop();
+  });
+
   it('is off with latency frugal, on either side', async () => {
     const { here, there, ask, w, stop } = await met({ latency: 'frugal' });
     // A server looks once whether its mailbox is to be kept alive.
@@ -179,33 +205,38 @@ describe('the schedule', () => {
 });
 
 describe.each(PROFILES)('sixty calls with random gaps, readers woken twice a second (%s)', (profile) => {
-  it('take half the time of plain parking, within the budgets', async () => {
-    const random = new Random(7, 'latency');
-    const times: Record<string, number[]> = {};
-    let perCall = 0;
-    for (const latency of ['frugal', 'fast'] as const) {
-      const { w, here, there, ask, stop } = await met({ profile, latency });
-      here.log.length = 0;
-      there.log.length = 0;
-      const took: number[] = (times[latency] = []);
-      for (let i = 0; i < 60; i++) {
-        await w.clock.advance(random.between(1200, 4000));
-        took.push(await ask());
+  it.each([false, true])(
+    'take half the time of plain parking, within the budgets (in a sealed room: %s)',
+    async (inside) => {
+      const random = new Random(7, 'latency');
+      const times: Record<string, number[]> = {};
+      let perCall = 0;
+      for (const latency of ['frugal', 'fast'] as const) {
+        const { w, here, there, ask, stop } = await met({ profile, latency, inside });
+        here.log.length = 0;
+        there.log.length = 0;
+        const took: number[] = (times[latency] = []);
+        for (let i = 0; i < 60; i++) {
+          await w.clock.advance(random.between(1200, 4000));
+          took.push(await ask());
+        }
+        took.sort((a, b) => a - b);
+        if (latency === 'fast') {
+          const [served, answered] = inside ? [SEALED, SEALED] : [MAILBOX, REPLY];
+          const reads =
+            here.log.filter((one) => isRead(one, answered)).length +
+            there.log.filter((one) => isRead(one, served)).length;
+          perCall = reads / 60;
+        }
+        expect(w.service.stats.refused).toBe(0);
+        await stop();
       }
-      took.sort((a, b) => a - b);
-      if (latency === 'fast') {
-        const reads =
-          here.log.filter((one) => isRead(one, REPLY)).length + there.log.filter((one) => isRead(one, MAILBOX)).length;
-        perCall = reads / 60;
-      }
-      expect(w.service.stats.refused).toBe(0);
-      await stop();
-    }
-    const [fast, frugal] = [times['fast']!, times['frugal']!];
-    expect(fast[30]! / frugal[30]!).toBeLessThanOrEqual(0.45);
-    expect(fast[54]! / frugal[54]!).toBeLessThanOrEqual(0.6);
-    expect(perCall).toBeLessThanOrEqual(5);
-  });
+      const [fast, frugal] = [times['fast']!, times['frugal']!];
+      expect(fast[30]! / frugal[30]!).toBeLessThanOrEqual(0.45);
+      expect(fast[54]! / frugal[54]!).toBeLessThanOrEqual(0.6);
+      expect(perCall).toBeLessThanOrEqual(5);
+    },
+  );
 });
 
 it('the two parked reads stay apart, though each is held up now and then', async () => {
