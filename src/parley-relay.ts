@@ -173,10 +173,13 @@ export class HttpRelay implements Relay {
     });
     const { status, text } = reply;
     if (status >= 200 && status < 300) return text;
-    if (status === 401) throw refused('token');
-    if (status === 409) throw refused(on409);
-    // An unknown route is a 404 with other words, and no reason to give up the channel.
-    if (status === 404 && /channel/.test(text)) throw refused('no-channel');
+    // A relay answers in plain words: a page is that of something on the way.
+    if (!/^\s*</.test(text)) {
+      if (status === 401) throw refused('token');
+      if (status === 409) throw refused(on409);
+      // An unknown route is a 404 with other words, and no reason to give up the channel.
+      if (status === 404 && /channel/.test(text)) throw refused('no-channel');
+    }
     throw failureOf(reply, isPost ? 'write' : 'read', this.#http.clock);
   }
 

@@ -113,6 +113,9 @@ const MAX_PAYLOAD = 65_535;
 /** The pause after a read that returned early with nothing new, ms: the first one, and the longest to which it grows. */
 const PAUSE_MS = [100, 5000] as const;
 
+/** The statuses that concern the frame itself: malformed, too large, unprocessable. */
+const NEVER: ReadonlySet<unknown> = /* @__PURE__ */ new Set([400, 413, 422]);
+
 /** How many numbers a resumed session skips at least. */
 const RESUMED: bigint = 1n << 40n;
 
@@ -467,7 +470,7 @@ export class Session implements Channel {
   static async resume(state: Uint8Array, identity: Identity, relay: Relay, o: SessionOptions = {}): Promise<Session> {
     const session = new Session(identity, relay, o);
     try {
-      const [, open = '', proof] = /^(.*),"proof":"([\w-]{43})"}$/.exec(fromUtf8(state)!) ?? [];
+      const [, open = '', proof] = /^(.*),"proof":"([\w-]{43})"}$/s.exec(fromUtf8(state)!) ?? [];
       const text = `${open}}`;
       if (proof !== proofOf(text, identity)) throw new SyntaxError();
       const saved: Saved = JSON.parse(text, unpack);
@@ -565,9 +568,9 @@ export class Session implements Channel {
       const chance = (bits: number): bigint => BigInt(Math.floor(randomFloat(random) * 2 ** bits));
       // The time and 20 random bits: above every number that a copy of the state may have used.
       const fresh = (BigInt(Math.floor(clock.now())) << 20n) + chance(20);
-      // If the clock was set back, the time is no help, and the next number might be that of another copy: skip at
-      // random.
-      seq = fresh > seq ? fresh : seq + RESUMED + chance(40);
+      // If the clock was set back, or is centuries ahead, the time is no help, and the next number might be that of another
+      // copy: skip at random.
+      seq = fresh > seq && fresh >> 63n === 0n ? fresh : seq + RESUMED + chance(40);
       this.#resumed = false;
     }
     this.#s.seq = seq;
@@ -586,9 +589,10 @@ export class Session implements Channel {
     const { outbox, queue } = this.#s;
     if (this.#transport) outbox.push(...queue.splice(0).map((message) => this.#seal(message)));
     while (outbox.length) {
-      // A frame that the relay will never accept must not hold up the rest.
+      // A frame that the relay will never accept must not hold up the rest. Of other refusals, which may be those of a
+      // login page on the way, nothing queued is lost.
       await this.#post(outbox[0]!, signal).catch((cause) => {
-        if (cause?.code === 'http') outbox.shift();
+        if (NEVER.has(cause?.status)) outbox.shift();
         throw cause;
       });
       outbox.shift();

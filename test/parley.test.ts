@@ -541,6 +541,39 @@ describe('sending', () => {
     expect(await texts(B)).toEqual(['heard once']);
   });
 
+  test.each([302, 401, 403, 404, 409, 451, 511])(
+    'nor a page of status %i: nothing queued is lost, no channel is given up',
+    async (status) => {
+      const { fetch } = createLocalService();
+      let isPortal = false;
+      const page = '<!doctype html>\n<p>Follow our channel!</p>';
+      const portal = (async (...args: Parameters<typeof fetch>) =>
+        isPortal ? new Response(page, { status }) : fetch(...args)) as typeof fetch;
+      const A = new End(Identity.generate(), fetch);
+      const B = new End(Identity.generate(), portal);
+      const refusal = code(status === 511 ? 'unavailable' : 'http');
+      const invite = await A.session.open('t');
+      await B.session.join(invite);
+      await A.session.poll();
+      for (const text of ['1', '2']) await B.session.send(text);
+      // Reads pass at first, so that what is queued is about to be sent.
+      const { recv } = B.relay;
+      B.relay.recv = async (...args) => {
+        const frames = await recv.apply(B.relay, args);
+        isPortal = true;
+        return frames;
+      };
+      await expect(B.session.poll()).rejects.toThrow(refusal);
+      expect(B.session.peer.state).toBe('active');
+      B.relay.recv = recv;
+      for (let i = 0; i < 3; i++) await expect(B.session.poll()).rejects.toThrow(refusal);
+      await expect(B.session.send('3')).rejects.toThrow(refusal);
+      isPortal = false;
+      await B.session.send('3');
+      expect(await texts(A)).toEqual(['1', '2', '3']);
+    },
+  );
+
   test('what was queued is sent in order, before what is said later, however often the relay fails', async () => {
     const { fetch } = createLocalService();
     const A = new End(Identity.generate(), fetch);
@@ -1052,6 +1085,20 @@ describe('saving and resuming', () => {
     expect((await texts(B))[0]).toBe('1');
   });
 
+  test('nor where the clock is centuries ahead', async () => {
+    let at = Date.UTC(9999, 0);
+    const clock = { now: () => at, sleep: () => Promise.resolve() };
+    const { A, B } = await connected();
+    let state = A.session.save();
+    for (const text of ['then', 'again', 'now']) {
+      const copy = await resumed(A, state, { clock });
+      await copy.send(text);
+      expect(await texts(B)).toEqual([text]);
+      if (text === 'again') at = Date.now();
+      state = copy.save();
+    }
+  });
+
   test('a pending opener and a pending joiner go on', async () => {
     const { fetch } = createLocalService();
     const A = new End(Identity.generate(), fetch);
@@ -1124,6 +1171,16 @@ describe('saving and resuming', () => {
     await again.close('x');
     const closed = await Session.resume(again.save(), A.identity, A.relay);
     await expect(closed.send('y')).rejects.toThrow(code('session_closed'));
+  });
+
+  test('whatever the topic and the texts hold, line separators too', async () => {
+    const { A, B } = await connected({}, 'a\u2028b\nc\u2029\ud800');
+    A.relay.faults = ['request lost'];
+    await expect(A.session.send('\u2029x\u2028\r\n')).rejects.toThrow(code('unavailable'));
+    const again = await resumed(A);
+    expect(again.peer.topic).toBe('a\u2028b\nc\u2029\ud800');
+    await again.send('\u2029x\u2028\r\n');
+    expect(await texts(B)).toEqual(['\u2029x\u2028\r\n']);
   });
 
   test('what is no state of this identity is refused', async () => {
