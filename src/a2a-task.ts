@@ -84,8 +84,11 @@ export interface A2ATask {
   reject(said?: A2ASaid): Promise<void>;
 }
 
-/** What an {@link A2AHandler} may return: a text, a message of parts, or nothing. */
-export type A2AReply = string | { parts: A2APart[]; metadata?: JsonObject | undefined } | undefined;
+/** What an {@link A2AHandler} may return: a text, a message of parts (with an id of its own, or a new one), or nothing. */
+export type A2AReply =
+  | string
+  | { parts: A2APart[]; messageId?: string | undefined; metadata?: JsonObject | undefined }
+  | undefined;
 /** What an {@link A2AHandler} that is a generator may yield: a message about its work, an artifact, or a state. */
 export type A2AYield = string | A2AMade | { state: string; said?: A2ASaid };
 
@@ -345,8 +348,10 @@ export class LiveTask {
   async #replied(reply: A2AReply | void, continued: boolean): Promise<void> {
     if (this.isOver) return;
     const { contextId } = this.record.task;
-    const metadata = typeof reply === 'object' ? reply.metadata : undefined;
-    const message = reply === undefined ? undefined : messageOf(reply, this.shop.newId(), metadata);
+    const { messageId, metadata } = isObject(reply) ? reply : {};
+    const id = typeof messageId === 'string' && messageId !== '' ? messageId : this.shop.newId();
+    // In JavaScript, null says nothing either.
+    const message = (reply ?? undefined) === undefined ? undefined : messageOf(reply as A2ASaid, id, metadata);
     if (message && this.#isBare(continued)) {
       return this.#end({ message: compact({ ...message, contextId }) as A2AMessage });
     }

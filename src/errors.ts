@@ -442,7 +442,11 @@ export class RpcError extends TechnocoreError {
    * @param data for the caller; any JSON value
    * @param hint advice appended to this error's own `message`; it is not sent to the caller
    */
-  constructor(code: number, message: string, data?: unknown, hint?: string) {
+  constructor(code: number, message: string, data?: unknown, hint?: string);
+  /** @param rpc code, message and data in one, as {@link RpcError.rpc} holds them */
+  constructor(rpc: RpcError['rpc']);
+  constructor(first: number | RpcError['rpc'], text = '', more?: unknown, hint?: string) {
+    const { code, message, data } = typeof first === 'object' ? first : { code: first, message: text, data: more };
     super('rpc', `${message} (${code})${hint === undefined ? '' : `: ${hint}`}`);
     this.rpc = data === undefined ? { code, message } : { code, message, data };
   }

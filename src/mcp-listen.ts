@@ -222,7 +222,7 @@ function subscribe(
           if (tagOf(frame, SUBSCRIPTION_ID) !== id) return undefined;
           if (method === 'notifications/subscriptions/acknowledged') {
             const honoured = honouredOf(params);
-            if (assumed(filter).length > 0 && assumed(honoured).length === 0) {
+            if (assumed(honoured).length === 0 && (assumed(filter).length > 0 || !isHonoured(params))) {
               throw new TechnocoreError(
                 'not_offered',
                 'the server offers none of the notifications that were asked for',
@@ -250,9 +250,18 @@ function subscribe(
   });
 }
 
+function toldIn(params: unknown): Record<string, unknown> {
+  return isObject(params) && isObject(params['notifications']) ? params['notifications'] : {};
+}
+
+/** Whether a server will notify of anything, also of kinds that are not known here. */
+function isHonoured(params: unknown): boolean {
+  return Object.values(toldIn(params)).some((kind) => (Array.isArray(kind) ? kind.length > 0 : Boolean(kind)));
+}
+
 /** What the server will notify of, out of its acknowledgement. */
 function honouredOf(params: unknown): McpFilter {
-  const told = isObject(params) && isObject(params['notifications']) ? params['notifications'] : {};
+  const told = toldIn(params);
   const { resourceSubscriptions: uris } = told;
   return {
     ...Object.fromEntries(Object.keys(LIST_CHANGED).flatMap((kind) => (told[kind] === true ? [[kind, true]] : []))),

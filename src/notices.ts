@@ -75,11 +75,11 @@ export class Notices {
   /** Reports progress. Ignored unless `done` rises. */
   progress(done: number, total?: number, message?: string): void {
     const progressToken = this.#meta['progressToken'] as Json | undefined;
-    if (progressToken === undefined || !(done > this.#reported) || done === Number.POSITIVE_INFINITY) return;
+    if (progressToken === undefined || !Number.isFinite(done) || done <= this.#reported) return;
     this.#reported = done;
     const params: JsonObject = { progressToken, progress: done, _meta: { [REQUEST_ID]: this.#id } };
-    if (total !== undefined) params['total'] = total;
-    if (message !== undefined) params['message'] = message;
+    if (Number.isFinite(total)) params['total'] = total!;
+    if (typeof message === 'string') params['message'] = message;
     const waiting = this.#held !== undefined;
     this.#held = rpcNotification('notifications/progress', params);
     if (!waiting) void this.#release();
@@ -115,7 +115,7 @@ export class Notices {
       json = String(data);
     }
     const params: JsonObject = { level, data: json, _meta: { [REQUEST_ID]: this.#id } };
-    if (logger !== undefined) params['logger'] = logger;
+    if (typeof logger === 'string') params['logger'] = logger;
     this.#emit(rpcNotification('notifications/message', params));
   }
 

@@ -70,7 +70,7 @@ function bad(at: string, problem: string, cause?: unknown): TechnocoreError {
  * @throws a {@link TechnocoreError} `bad_schema` if it is not JSON Schema 2020-12, has a reference that leads out of it
  * or a pattern that does not compile, or is nested too deeply
  */
-export function compileSchema(schema: object, direction: 'input' | 'output'): Schema {
+export function compileSchema(schema: object | boolean, direction: 'input' | 'output'): Schema {
   if (schema instanceof OwnSchema) return schema;
   const standard = (schema as { '~standard'?: Standard } | undefined)?.['~standard'];
   return bounded(standard === undefined ? compileJson(schema) : compileStandard(standard, direction));
@@ -370,8 +370,8 @@ function dereferenced(root: Copy['root']): ReturnType<typeof dereference> {
   return parts;
 }
 
-function compileJson(schema: object, foreign = false): Compiled {
-  let json: { [keyword: string]: Json };
+function compileJson(schema: object | boolean, foreign = false): Compiled {
+  let json: { [keyword: string]: Json } | boolean;
   try {
     json = JSON.parse(JSON.stringify(schema));
   } catch (cause) {
@@ -393,7 +393,8 @@ function compileJson(schema: object, foreign = false): Compiled {
       return { problem: 'the value, or the schema, is too complex to be checked' };
     }
   };
-  return { json, check };
+  // MCP lists schemas that are objects only.
+  return { json: typeof json === 'boolean' ? (json ? {} : { not: {} }) : json, check };
 }
 
 /** The keywords whose errors only say that there are others below. */

@@ -43,6 +43,8 @@ export class ToolCall extends Call implements ToolContext {
   readonly used: Map<string, JsonObject> = new Map();
   /** Why the call ends in a protocol error. */
   fault: RpcError | undefined;
+  /** The capabilities that its questions require, and the caller did not declare. */
+  readonly #missing: JsonObject = {};
 
   #cancelled: (() => void) | undefined;
   #following: ReturnType<typeof following> | undefined;
@@ -169,8 +171,11 @@ export class ToolCall extends Call implements ToolContext {
 
   async #answer({ key, method, params, missing, problemOf }: Question): Promise<unknown> {
     if (missing !== undefined) {
+      for (const [name, needs] of Object.entries(missing)) {
+        this.#missing[name] = { ...(this.#missing[name] as JsonObject), ...(needs as JsonObject) };
+      }
       this.fault = new RpcError(MISSING_CAPABILITY, 'Missing required client capability', {
-        requiredCapabilities: missing,
+        requiredCapabilities: { ...this.#missing },
       });
       throw this.fault;
     }

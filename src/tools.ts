@@ -117,7 +117,7 @@ export interface ToolOptions {
    * The JSON Schema (any root type) or Standard Schema of the structured result. A result that does not satisfy it
    * becomes one with `isError`.
    */
-  outputSchema?: object | undefined;
+  outputSchema?: object | boolean | undefined;
   /** What the tool's effects are. */
   annotations?: ToolAnnotations | undefined;
   /** Icons, each with `src`, and perhaps `mimeType` and `sizes`. */
@@ -171,7 +171,7 @@ export class ServedTool implements Tool {
     const { outputSchema, idempotent, annotations, ...shown } = o;
     checkText(description, 'the description of a tool');
     this.#input = compileSchema(inputSchema, 'input');
-    this.#output = outputSchema && compileSchema(outputSchema, 'output');
+    this.#output = (outputSchema ?? undefined) === undefined ? undefined : compileSchema(outputSchema!, 'output');
     const root = this.#input.json?.['type'] ?? 'object';
     if (root !== 'object') {
       throw new TechnocoreError('bad_schema', 'the schema cannot be used: the root of an input schema has type object');
@@ -256,11 +256,15 @@ function resultOf(value: unknown, structured: boolean): ToolResult {
       return { content: toJson(value) as ContentBlock[] };
   }
   const json = toJson(value);
-  if (isObject(json) && Object.keys(json).every((key) => RESULT_MEMBERS.has(key))) {
-    const { content, structuredContent } = json as JsonObject;
-    if (Array.isArray(content) && content.every(isBlock)) return json as unknown as ToolResult;
-    if (content === undefined && structuredContent !== undefined) {
-      return { content: [{ type: 'text', text: JSON.stringify(structuredContent) }], ...json };
+  if (isObject(json)) {
+    // A result as the protocol writes it has its type, which is added to every result later.
+    const { resultType = 'complete', ...result } = json as JsonObject;
+    const { content, structuredContent } = result;
+    if (resultType === 'complete' && Object.keys(result).every((key) => RESULT_MEMBERS.has(key))) {
+      if (Array.isArray(content) && content.every(isBlock)) return result as unknown as ToolResult;
+      if (content === undefined && structuredContent !== undefined) {
+        return { content: [{ type: 'text', text: JSON.stringify(structuredContent) }], ...result };
+      }
     }
   }
   return { content: [{ type: 'text', text: JSON.stringify(json) }], structuredContent: json };

@@ -192,6 +192,20 @@ describe('what is sent', () => {
     expect(await seen.promise).toEqual({ messageId: 'm', role: 'ROLE_USER', parts: [{ data: null }] });
   });
 
+  test('a message that a handler returns keeps the id it has; null says nothing', async () => {
+    const replies: any[] = [
+      { messageId: 'mine', role: 'ROLE_AGENT', parts: [{ text: 'a' }] },
+      { messageId: 5, parts: [{ text: 'b' }] },
+      null,
+    ];
+    const { send } = setting(async () => replies.shift());
+    expect(await send('')).toMatchObject({ messageId: 'mine', role: 'ROLE_AGENT' });
+    expect((await send('')).messageId).toMatch(/./);
+    const { status } = await send('');
+    expect(status).toMatchObject({ state: 'TASK_STATE_COMPLETED' });
+    expect(status).not.toHaveProperty('message');
+  });
+
   test('media types: those of the card and of its skills, by range too', async () => {
     const { send } = setting(async () => 'ok', {
       defaultInputModes: ['text/*'],

@@ -212,6 +212,7 @@ describe('errors', () => {
         throw error;
       });
     expect(await fail(new RpcError(7, 'seven', { x: 1 }))).toEqual(rpcError(1, 7, 'seven', { x: 1 }));
+    expect(await fail(new RpcError({ code: 7, message: 'seven', data: 0 }))).toEqual(rpcError(1, 7, 'seven', 0));
     expect(await fail(badParams('n is missing'))).toEqual(rpcError(1, -32602, 'n is missing'));
     expect((await fail(new Conflict('', 'completed'))).error).toMatchObject({
       code: 1005,

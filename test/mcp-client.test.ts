@@ -1045,6 +1045,22 @@ describe('listening', () => {
     expect(await reasonOf(mcpListen(MAILBOX, FILTER, me, { ...o(w), signal: stop.signal }).next())).toBe('enough');
   });
 
+  test("a filter that names nothing the server knows is refused, not waited on; kinds unknown here are the server's", async () => {
+    const w = world();
+    let rest = (id: any): any[] => [ack(id, {})];
+    const s = scripted(w, ({ id }) => (id === undefined ? [] : rest(id)));
+    for (const filter of [{}, { toolsListchanged: true }] as object[]) {
+      const cause = await reasonOf(w.run(mcpListen(MAILBOX, filter, me, o(w)).next()));
+      expect(cause).toMatchObject({ code: 'not_offered' });
+    }
+    const future: object = { taskIds: ['t'] };
+    rest = (id) => [ack(id, future), changed(id)];
+    const notices = mcpListen(MAILBOX, future, me, o(w));
+    expect((await w.run(notices.next())).value).toMatchObject({ method: 'notifications/tools/list_changed' });
+    await w.run(notices.return(null));
+    expect(s.frames.at(-1).params.requestId).toBe(s.requests().at(-1).id);
+  });
+
   test('fails when nobody answers, when it is refused, and when nothing of it is offered', async () => {
     const w = world();
     const outcomes: any[] = [

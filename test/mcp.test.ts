@@ -193,6 +193,29 @@ describe('results', () => {
     }
   });
 
+  test('a result as the protocol writes it is that result', async () => {
+    const content = [{ type: 'text', text: 'x' }];
+    expect(await call({ resultType: 'complete', content, structuredContent: 0 })).toMatchObject({
+      content,
+      structuredContent: 0,
+    });
+    const other = { resultType: 'task', content };
+    expect((await call(other)).structuredContent).toEqual(other);
+  });
+
+  test('an output schema may be a boolean; lists show it as an object, as MCP demands', async () => {
+    expect(await call(1, { outputSchema: true })).toMatchObject({ structuredContent: 1 });
+    expect(text(await call(1, { outputSchema: false }))).toContain('output schema');
+    const h = new Harness()
+      .tool('any', () => 1, { inputSchema: true, outputSchema: true })
+      .tool('none', () => 1, { outputSchema: false });
+    const { tools } = (await h.request('tools/list')).result;
+    expect(tools).toMatchObject([
+      { name: 'any', inputSchema: { type: 'object' }, outputSchema: {} },
+      { name: 'none', outputSchema: { not: {} } },
+    ]);
+  });
+
   test('an output schema is kept, or the call fails', async () => {
     const outputSchema = { type: 'object', properties: { n: { type: 'integer' } }, required: ['n'] };
     expect(await call({ n: 1 }, { outputSchema })).toMatchObject({ structuredContent: { n: 1 } });
@@ -526,7 +549,8 @@ describe('progress and log lines', () => {
     let late: ToolContext | undefined;
     const h = new Harness().tool('t', (_, context) => {
       late = context;
-      for (const done of [1, 1, 0, Number.NaN, 1.5, Number.POSITIVE_INFINITY]) context.progress(done, 3, 'm');
+      for (const done of [1, 1, 0, Number.NaN, 1.5, Number.POSITIVE_INFINITY, '2'])
+        context.progress(done as any, 3, 'm');
     });
     await h.request('tools/call', { name: 't' }, token, {}, 'p');
     late!.progress(9);
@@ -540,6 +564,21 @@ describe('progress and log lines', () => {
         _meta: { 'chat.technocore/requestId': 'p' },
       })),
     );
+  });
+
+  test('what is no number or text is left out of a notice', async () => {
+    const h = new Harness().tool('t', (_, { progress, log }: any) => {
+      progress(1, '3', 4);
+      progress(2, Number.NaN);
+      log('error', 'x', 7);
+    });
+    await h.request('tools/call', { name: 't' }, { ...token, 'io.modelcontextprotocol/logLevel': 'debug' }, {}, 'p');
+    const _meta = { 'chat.technocore/requestId': 'p' };
+    expect(h.frames.map((f) => f.params)).toEqual([
+      { progressToken: 0, progress: 1, _meta },
+      { progressToken: 0, progress: 2, _meta },
+      { level: 'error', data: 'x', _meta },
+    ]);
   });
 
   test('throttled: a burst, then one a second, the latest wins', async () => {
@@ -858,6 +897,14 @@ describe('asking for input', () => {
       .tool('sample', (_, { sample }) => sample('k', { messages: [], maxTokens: 1 }))
       .tool('tools', (_, { sample }) => sample('k', { messages: [], maxTokens: 1, tools: [] }))
       .tool('roots', (_, { roots }) => roots('k'))
+      .tool('many', (_, { roots, sample, elicit }) =>
+        Promise.all([
+          roots('r'),
+          sample('s', { messages: [], maxTokens: 1 }),
+          sample('t', { messages: [], maxTokens: 1, tools: [] }),
+          elicit('e', { message: '?' }),
+        ]),
+      )
       .tool('hides', (_, { roots }) => roots('k').catch(() => 'swallowed'));
     const needs = async (name: string, capabilities: object) =>
       (await h.call(name, {}, able(capabilities))).error?.data.requiredCapabilities;
@@ -873,6 +920,7 @@ describe('asking for input', () => {
     expect(await needs('tools', { sampling: {} })).toEqual({ sampling: { tools: {} } });
     expect(await needs('tools', { sampling: { tools: {} } })).toBe(undefined);
     expect(await needs('roots', { elicitation: {}, sampling: {} })).toEqual({ roots: {} });
+    expect(await needs('many', { elicitation: {} })).toEqual({ roots: {}, sampling: { tools: {} } });
     expect(await needs('hides', {})).toEqual({ roots: {} });
   });
 
