@@ -16,7 +16,17 @@ describe.each(PROFILES)('%s', (profile) => {
     expect(failures.map(describeFailure)).toEqual([]);
     expect(runs).toBe(SEEDS);
     // Not vacuous.
-    for (const fault of [...FAULTS, 'crash', 'answered', 'batch', 'claims', 'event retry', 'forge', 'replay']) {
+    for (const fault of [
+      ...FAULTS,
+      'crash',
+      'answered',
+      'batch',
+      'claims',
+      'sealed',
+      'event retry',
+      'forge',
+      'replay',
+    ]) {
       expect([fault, counts[fault] ?? 0]).toEqual([fault, expect.toSatisfy((n: number) => n > 0)]);
     }
   }, 600_000);

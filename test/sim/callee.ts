@@ -4,9 +4,12 @@ import type { Event } from '../../src/http.ts';
 import { publishIdentity } from '../../src/identity.ts';
 import type { Ledger } from '../../src/ledger.ts';
 import { loggedLedger } from '../../src/ledger-file.ts';
-import { serve } from '../../src/serve.ts';
+import { acceptSealed } from '../../src/meeting.ts';
+import type { SealedChannel } from '../../src/sealed.ts';
+import { type ServeOptions, serve } from '../../src/serve.ts';
 import type { Signer } from '../../src/signer.ts';
 import { Disk } from './disk.ts';
+import { MINUTE } from './plan.ts';
 import { type Process, Program } from './process.ts';
 import type { World } from './world.ts';
 
@@ -35,15 +38,21 @@ export class Callee extends Program {
   protected async main(process: Process, signer: Signer): Promise<void> {
     const { disk, world } = this;
     const { leaseMs } = world.plan;
-    const options = this.options(process);
+    const quiet = this.options(process);
     const onEvent = (event: Event): void => {
       if (process.isAlive && event.kind === 'lost') this.hasLost = leaseMs !== undefined;
-      options.onEvent?.(event);
+      quiet.onEvent?.(event);
     };
-    const o = { ...options, onEvent };
+    const o = { ...quiet, onEvent };
     const ledger = await loggedLedger('the ledger', disk.text, disk.log(process));
-    await publishIdentity(signer, { mailbox: this.room }, o).catch((cause) => world.invariants.typed(this.name, cause));
-    await serve(this.room, signer, {
+    const { signal } = this.stop;
+    const publish = async (): Promise<void> => {
+      await publishIdentity(signer, { mailbox: this.room }, o).catch((cause) =>
+        world.invariants.typed(this.name, cause),
+      );
+    };
+    await publish();
+    const options: ServeOptions = {
       ...o,
       methods: this.#methods(process),
       ledger: world.setup.bug === 'forgetful-ledger' ? forgetful(ledger) : ledger,
@@ -51,9 +60,22 @@ export class Callee extends Program {
       ...(leaseMs !== undefined && { claim: { leaseMs } }),
       deadlineMs: 12_000,
       concurrency: 4,
-      signal: this.stop.signal,
-    });
+    };
+    if (world.plan.sealed) {
+      void this.#republish(process, publish);
+      const run = (channel: SealedChannel, signal: AbortSignal): Promise<void> =>
+        serve(channel, signer, { ...options, signal });
+      await acceptSealed(this.room, signer, run, { ...o, signal });
+    } else await serve(this.room, signer, { ...options, signal });
     this.hasStopped = true;
+  }
+
+  /** Whoever meets it in sealed rooms finds its key in its note, over which strangers write. */
+  async #republish(process: Process, publish: () => Promise<void>): Promise<void> {
+    while (!this.stop.signal.aborted) {
+      await process.clock.sleep(MINUTE, this.stop.signal).catch(() => {});
+      if (!this.stop.signal.aborted) await publish();
+    }
   }
 
   #methods(process: Process): Map<string, Handler> {

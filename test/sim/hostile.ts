@@ -80,7 +80,7 @@ export class Hostile {
   }
 
   async attack(): Promise<void> {
-    const { callees, callers, network } = this.#world;
+    const { callees, callers, network, plan, sealedRooms } = this.#world;
     const random = this.#random;
     const victim = random.pick(callees);
     const { bug } = this.#world.setup;
@@ -109,9 +109,10 @@ export class Hostile {
     }
     // They read along in the mailbox, and what is asked there they answer, or ask again, in their own name.
     this.#count(kind === 3 ? 'copy' : kind === 4 ? 'twist' : 'forge');
+    const room = kind === 3 && plan.sealed ? random.pick([victim.room, ...sealedRooms]) : victim.room;
     let from = 0;
     const step = async (left: number): Promise<void> => {
-      from = await this.#readAlong(victim.room, from, kind);
+      from = await this.#readAlong(room, from, kind);
       if (left > 0) this.#world.timeline.after(random.between(20, 600), () => void step(left - 1));
     };
     await step(50);
@@ -124,6 +125,10 @@ export class Hostile {
     const { messages } = (await response.json()) as { messages: { seq: number; text: string }[] };
     for (const { seq, text } of messages.slice(-4)) {
       if (seq <= from) continue;
+      if (this.#world.sealedRooms.has(room)) {
+        await this.say(room, text);
+        continue;
+      }
       let frame: any;
       try {
         frame = JSON.parse(text);

@@ -54,6 +54,8 @@ export interface Plan {
   limits: Partial<Limits>;
   ephemeral: boolean;
   longPause: boolean;
+  /** Whether callers and servers meet in sealed rooms. */
+  sealed: boolean;
 }
 
 export function planOf(seed: number): Plan {
@@ -61,9 +63,10 @@ export function planOf(seed: number): Plan {
   // Some runs are nearly calm, so that rare orders of few events show; some are as bad as it gets.
   const level = random.pick([0.15, 0.5, 1]);
   const rate = (most: number): number => level * random.between(0.2, 1) * most;
+  const leaseMs = new Random(seed, 'claims').pick([undefined, undefined, undefined, 30_000, 60_000]);
   return {
     callees: 1 + random.int(2),
-    leaseMs: new Random(seed, 'claims').pick([undefined, undefined, undefined, 30_000, 60_000]),
+    leaseMs,
     callers: 2 + random.int(2),
     questions: 4 + random.int(8),
     activeMs: random.between(1.5, 4) * MINUTE,
@@ -90,5 +93,7 @@ export function planOf(seed: number): Plan {
     limits: { roomRingBytes: random.pick([8_000, 20_000, 100_000]), wakeStepMs: random.pick([0, 0, 500]) },
     ephemeral: random.chance(0.2),
     longPause: random.chance(0.15),
+    // A mailbox whose offers are accepted is not shared by servers.
+    sealed: new Random(seed, 'sealed').chance(0.2) && leaseMs === undefined,
   };
 }

@@ -44,6 +44,7 @@ export const EXPECTED: readonly string[] = [
   'partition',
   'batch',
   'claims',
+  'sealed',
   'crash',
   'crash-at-call',
   'torn',

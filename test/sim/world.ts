@@ -33,6 +33,8 @@ export class World {
   readonly callees: Callee[] = [];
   readonly callers: Caller[] = [];
   readonly hostile: Hostile;
+  /** The rooms in which callers and servers met. */
+  readonly sealedRooms: Set<string> = new Set();
   /** Of the next question. */
   nextNumber = 1;
   readonly #serviceClock: ProcessClock;
@@ -110,7 +112,8 @@ export class World {
     sometime(plan.crashes, () => this.#crash(someone().process!));
     sometime(plan.jumps, () => this.#setClock(random.chance(0.2) ? undefined : someone().process!));
     sometime(plan.partitions, () => network.cutOff(someone().process!, random.between(1000, 40_000)));
-    sometime(plan.reaps, () => this.#reap(someone().room));
+    const reapable = (): string => (plan.sealed ? random.pick([someone().room, ...this.sealedRooms]) : someone().room);
+    sometime(plan.reaps, () => this.#reap(reapable()));
     sometime(plan.floods, () => hostile.flood(someone().room));
     sometime(plan.attacks, () => void hostile.attack());
   }
@@ -155,6 +158,7 @@ export class World {
     const { plan, network, invariants } = this;
     const isDone = (): boolean => this.callers.every((caller) => caller.isDone);
     if (plan.leaseMs !== undefined) network.count('claims');
+    if (plan.sealed) network.count('sealed');
     for (const callee of this.callees) callee.start();
     await this.#pass(3000);
 
