@@ -19,7 +19,8 @@ import { NEVER, type Regulars } from './turns.ts';
 
 /** The way back to one caller. */
 export interface Reply {
-  send(text: string): Promise<void>;
+  /** @param isNotice whether the answer is still to come: where only one message may go, that is kept for the answer */
+  send(text: string, isNotice?: boolean): Promise<void>;
   /** The mailbox to which it leads; undefined on a channel. */
   readonly room?: string;
   /** Whether an answer that is too long may be put into notes; default true. */
@@ -112,10 +113,10 @@ export class Answering {
     const admitted = this.#replies.admits(m.from, room);
     admitted.catch(() => {});
     let writes = 0;
-    const send = async (text: string): Promise<void> => {
+    const send = async (text: string, isNotice = false): Promise<void> => {
       const proof = await admitted;
-      if (proof && proof !== 'proved' && writes++ > 0) {
-        throw new TechnocoreError('unproved', 'a reply room that may be somebody else’s gets one message a request');
+      if (proof && proof !== 'proved' && (isNotice || writes++ > 0)) {
+        throw new TechnocoreError('unproved', 'a reply room that may be somebody else’s gets nothing but one answer');
       }
       // Nothing is spilled for a mailbox that may be somebody else's.
       const put = async (text: string): Promise<Json> => {
@@ -166,14 +167,24 @@ export class Answering {
     const retryAfterMs = (): number => Math.max(1000, Math.ceil(budgetOf(this.#t, 'write').delayMs(MAX_WRITES)));
     let written = true;
     for (const text of join(batch, texts, retryAfterMs)) {
-      try {
-        await reply.send(text);
-      } catch (cause) {
-        written = false;
-        this.#t.onEvent({ kind: 'unanswered', room: this.#room, cause });
-      }
+      if (!(await this.#write(reply, text, false))) written = false;
     }
     return written;
+  }
+
+  /** Writes a notification that precedes an answer. */
+  notify(reply: Reply, text: string): Promise<boolean> {
+    return this.#write(reply, text, true);
+  }
+
+  async #write(reply: Reply, text: string, isNotice: boolean): Promise<boolean> {
+    try {
+      await reply.send(text, isNotice);
+      return true;
+    } catch (cause) {
+      this.#t.onEvent({ kind: 'unanswered', room: this.#room, cause });
+      return false;
+    }
   }
 
   /** Whether there is enough for a write that can be dropped, so that no answer has to wait for it. */
@@ -183,11 +194,11 @@ export class Answering {
     return this.#outbox.isIdle && left - this.#told / perMinute >= SPARE_SHARE;
   }
 
-  /** Writes something that could have been dropped. */
+  /** Writes a notification that could have been dropped. */
   async tell(reply: Reply, text: string): Promise<boolean> {
     this.#told++;
     try {
-      return await this.write(reply, [text]);
+      return await this.notify(reply, text);
     } finally {
       this.#told--;
     }

@@ -282,7 +282,9 @@ export class Runs {
       this.#underway.track(sent);
       return sent;
     };
-    const emit = (frame: Json): false | Promise<boolean> => send(frame, (text) => this.#answering.write(reply, [text]));
+    // A subscription has no answer but these, until it ends.
+    const emit = (frame: Json): false | Promise<boolean> =>
+      send(frame, (text) => (open ? this.#answering.write(reply, [text]) : this.#answering.notify(reply, text)));
     // One at a time, so that those that wait can still be dropped.
     let told = Promise.resolve(true);
     const tell = (frame: Json): false | Promise<boolean> =>

@@ -421,6 +421,20 @@ describe.each(PROFILES)('answers, %s', (profile) => {
     await s.stop();
   });
 
+  test('fault 71: where the key was never seen, the only message is the answer, and no notification before it', async () => {
+    const w = serving(profile);
+    await w.run(signer(9).say('mb-p-victim', 'mine', w.o));
+    w.methods.set('told', (_, { notify }) => {
+      notify('progress', { half: true });
+      return w.clock.sleep(100).then(() => 'done');
+    });
+    const s = await w.start();
+    const params = { _meta: { 'chat.technocore/reply': 'mb-p-victim' } };
+    await w.say(requestFrame('1', 'told', params), eve, 500);
+    expect(await w.answers('mb-p-victim')).toEqual([{ jsonrpc: '2.0', id: '1', result: 'done' }]);
+    await s.stop();
+  });
+
   test('fault 71: a policy has the last word, and who may not call is told so, or nothing', async () => {
     const w = serving(profile);
     await w.open();

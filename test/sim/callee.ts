@@ -4,10 +4,12 @@ import type { Event } from '../../src/http.ts';
 import { publishIdentity } from '../../src/identity.ts';
 import type { Ledger } from '../../src/ledger.ts';
 import { loggedLedger } from '../../src/ledger-file.ts';
+import { defineTool } from '../../src/mcp.ts';
 import { acceptSealed } from '../../src/meeting.ts';
 import type { SealedChannel } from '../../src/sealed.ts';
 import { type ServeOptions, serve } from '../../src/serve.ts';
 import type { Signer } from '../../src/signer.ts';
+import type { Tool, ToolHandler } from '../../src/tools.ts';
 import { Disk } from './disk.ts';
 import { MINUTE } from './plan.ts';
 import { type Process, Program } from './process.ts';
@@ -55,6 +57,7 @@ export class Callee extends Program {
     const options: ServeOptions = {
       ...o,
       methods: this.#methods(process),
+      ...(world.plan.mcp && { tools: this.#tools(process) }),
       ledger: world.setup.bug === 'forgetful-ledger' ? forgetful(ledger) : ledger,
       cursor: disk.cursor(process),
       ...(leaseMs !== undefined && { claim: { leaseMs } }),
@@ -79,31 +82,64 @@ export class Callee extends Program {
   }
 
   #methods(process: Process): Map<string, Handler> {
-    const { world, label, random } = this;
-    const handler =
-      (answer: (n: number, from: string) => unknown, ms: () => number = () => 0, mayAgain = false): Handler =>
-      async (params, { from, id }) => {
-        const n = numberOf(params);
-        if (process.isAlive) world.invariants.ran(this, from, id, n, mayAgain);
-        const wait = ms();
-        if (wait > 0) await process.clock.sleep(wait);
-        return answer(n, from);
+    const methods = new Map<string, Handler>();
+    for (const [name, { answer, ms, mayAgain }] of Object.entries(this.#works())) {
+      const handler: Handler = async (params, { from, id }) => {
+        await this.#work(process, from, id, params, mayAgain === true, ms?.() ?? 0);
+        return answer(numberOf(params), from);
       };
-    const right = (n: number, from: string): string =>
+      methods.set(name, mayAgain ? idempotent(handler) : handler);
+    }
+    return methods;
+  }
+
+  /** The same as tools. The one that may run again asks its caller first. */
+  #tools(process: Process): Map<string, Tool> {
+    const schema = { type: 'object', properties: { n: { type: 'integer' } }, required: ['n'] };
+    const tools = new Map<string, Tool>();
+    for (const [name, { answer, ms, mayAgain }] of Object.entries(this.#works())) {
+      const run: ToolHandler = async (args, { from, id, elicit, progress }) => {
+        if (mayAgain) await elicit('sure', { message: 'sure?', requestedSchema: { type: 'object', properties: {} } });
+        const wait = ms?.() ?? 0;
+        await this.#work(process, from, id, args, mayAgain === true, wait / 2);
+        progress(1, 2);
+        if (wait > 0) await process.clock.sleep(wait / 2);
+        return answer(numberOf(args), from);
+      };
+      tools.set(name, defineTool(name, `does ${name}`, schema, run, { idempotent: mayAgain }));
+    }
+    return tools;
+  }
+
+  async #work(
+    process: Process,
+    from: string,
+    id: unknown,
+    params: unknown,
+    mayAgain: boolean,
+    ms: number,
+  ): Promise<void> {
+    if (process.isAlive) this.world.invariants.ran(this, from, id, numberOf(params), mayAgain);
+    if (ms > 0) await process.clock.sleep(ms);
+  }
+
+  /** What can be asked for: the answer, how long it takes, ms, and whether it may run more than once. */
+  #works(): Record<string, { answer(n: number, from: string): unknown; ms?(): number; mayAgain?: boolean }> {
+    const { world, label, random } = this;
+    const answer = (n: number, from: string): string =>
       answerOf(label, from, world.setup.bug === 'answers-another' ? n - 1 : n);
-    return new Map<string, Handler>([
-      ['quick', handler(right)],
-      ['slow', handler(right, () => random.between(50, 14_000))],
-      ['look', idempotent(handler(right, () => random.pick([0, 500, 4000]), true))],
-      ['big', handler(() => BIG)],
-      ['said', handler(() => undefined)],
-      [
-        'fail',
-        handler((n) => {
+    return {
+      quick: { answer },
+      slow: { answer, ms: () => random.between(50, 14_000) },
+      look: { answer, ms: () => random.pick([0, 500, 4000]), mayAgain: true },
+      big: { answer: () => BIG },
+      said: { answer: () => undefined },
+      fail: {
+        answer(n) {
           throw new RpcError(77, `failed ${n}`);
-        }),
-      ],
-    ]);
+        },
+      },
+    };
   }
 }
 

@@ -1,7 +1,10 @@
 import { call, notify } from '../../src/call.ts';
+import type { Channel } from '../../src/channel.ts';
 import { type HttpError, RpcError } from '../../src/errors.ts';
 import type { Options } from '../../src/http.ts';
 import { publishIdentity } from '../../src/identity.ts';
+import type { CallOptions } from '../../src/line.ts';
+import { mcpCallTool } from '../../src/mcp-client.ts';
 import { connectSealed } from '../../src/meeting.ts';
 import type { SealedChannel } from '../../src/sealed.ts';
 import type { Signer } from '../../src/signer.ts';
@@ -147,7 +150,9 @@ export class Caller extends Program {
     if (!process.isAlive) return;
     world.log(`${process.name} got ${n}: ${outcome}`);
     const took = world.timeline.now - begun;
-    const most = (method === 'said' ? 3 * MINUTE : timeoutMs) + (world.plan.sealed ? MEETING_MS : 0);
+    // A tool has as long for each round, and once more after its progress.
+    const rounds = world.plan.mcp ? 3 : 1;
+    const most = (method === 'said' ? 3 * MINUTE : rounds * timeoutMs) + (world.plan.sealed ? MEETING_MS : 0);
     if (took > most + 2000) {
       world.invariants.violate(`question ${n} took ${Math.round(took)} ms, and ${most} were allowed`);
     }
@@ -166,7 +171,7 @@ export class Caller extends Program {
       await notify(to, method, params, signer, o);
       return 'said';
     }
-    const result = await call(to, method, params, signer, {
+    const options = {
       ...o,
       ...(!world.plan.sealed && { replyTo: this.room }),
       timeoutMs,
@@ -174,13 +179,29 @@ export class Caller extends Program {
       batch,
       ...(id !== undefined && { id }),
       ...(world.setup.bug !== 'trusts-anybody' && { peer: callee.did }),
-    });
+    };
+    const result = world.plan.mcp
+      ? await this.#useTool(to, question, options, signer)
+      : await call(to, method, params, signer, options);
     const wanted = method === 'big' ? BIG : method === 'fail' ? undefined : answerOf(callee.label, this.did, n);
     if (result !== wanted) {
       world.invariants.violate(`question ${n} got the answer ${JSON.stringify(result).slice(0, 200)}`);
     }
     world.network.count('answered');
     return 'right';
+  }
+
+  /** The text that a tool returns. */
+  async #useTool(to: string | Channel, { n, method, id }: Question, o: CallOptions, signer: Signer): Promise<unknown> {
+    const { content, isError } = await mcpCallTool(to, method, { n }, signer, {
+      ...o,
+      onInput: { elicit: () => ({ action: 'accept', content: {} }) },
+      // Asked again under an id of the caller's own, it has to be the same request.
+      ...(id === undefined && { onProgress: () => this.world.network.count('progress') }),
+    });
+    const { text } = content[0] as { text?: string };
+    if (isError) throw new RpcError(77, text === `failed ${n} (77)` ? `failed ${n}` : `${text}`);
+    return text;
   }
 
   /** The sealed channel to a server: the one that there is, unless it failed. */
@@ -199,7 +220,7 @@ export class Caller extends Program {
   }
 
   /** An error has to be one of ours, and one that can be. */
-  #errorOf(cause: unknown, { n, method, byDid, final }: Question): string {
+  #errorOf(cause: unknown, { n, callee, method, byDid, final }: Question): string {
     const { world } = this;
     let code = world.invariants.typed(this.name, cause);
     if (cause instanceof RpcError) {
@@ -209,14 +230,19 @@ export class Caller extends Program {
         (method === 'fail' && number === 77 && message === `failed ${n}`) ||
         (method === 'big' && number === -32603 && ((data as { chars?: number } | undefined)?.chars ?? 0) > 5000);
       if (isRight) return 'right';
-      if (![1001, 1002, 1003].includes(number)) {
+      // What a tool was told by its caller is forgotten in time, by a clock that may be set.
+      const isStale = world.plan.mcp && method === 'look' && number === -32602;
+      if (![1001, 1002, 1003].includes(number) && !isStale) {
         world.invariants.violate(`question ${n} got the error ${number} ${message}`);
       }
     } else if (code === 'http' && (cause as HttpError).status === 408) code = 'http 408';
     else if (!ERRORS.has(code) && !(byDid && code === 'bad_name') && !(world.plan.sealed && code === 'bad_key')) {
       world.invariants.violate(`question ${n} got an error of code ${code}: ${cause}`);
     }
-    if (final && !world.isExempt(this)) world.invariants.violate(`question ${n} was asked in peace and got ${cause}`);
+    // A server whose clock was set back publishes a record that is older than the one which was seen before.
+    const isOld = code === 'bad_key' && callee.wasSetBack;
+    if (final && !isOld && !world.isExempt(this))
+      world.invariants.violate(`question ${n} was asked in peace and got ${cause}`);
     world.network.count(`error ${code}`);
     return code;
   }

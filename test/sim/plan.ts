@@ -56,6 +56,8 @@ export interface Plan {
   longPause: boolean;
   /** Whether callers and servers meet in sealed rooms. */
   sealed: boolean;
+  /** Whether what callers ask for are MCP tools, and not methods. */
+  mcp: boolean;
 }
 
 export function planOf(seed: number): Plan {
@@ -95,5 +97,6 @@ export function planOf(seed: number): Plan {
     longPause: random.chance(0.15),
     // A mailbox whose offers are accepted is not shared by servers.
     sealed: new Random(seed, 'sealed').chance(0.2) && leaseMs === undefined,
+    mcp: new Random(seed, 'mcp').chance(0.25),
   };
 }

@@ -18,15 +18,17 @@ export class Process implements Host {
   diesIn: number | undefined;
   readonly #world: World;
   readonly #onDeath: () => void;
+  readonly #onSetBack: () => void;
   /** What is left of the published budgets. */
   readonly #tokens = { read: 120, write: 30 };
   #countedAt: number;
 
-  constructor(world: World, name: string, address: string, offset: number, onDeath: () => void) {
+  constructor(world: World, name: string, address: string, offset: number, onDeath: () => void, onSetBack: () => void) {
     this.#world = world;
     this.name = name;
     this.address = address;
     this.#onDeath = onDeath;
+    this.#onSetBack = onSetBack;
     this.clock = new ProcessClock(world.timeline, offset, world.setup.bug);
     this.fetch = world.network.fetchOf(this);
     const random = new Random(world.setup.seed, `random of ${name}`);
@@ -58,6 +60,7 @@ export class Process implements Host {
   /** The clock is set. */
   jump(ms: number): void {
     this.clock.offset += ms;
+    if (ms < 0) this.#onSetBack();
     if (ms <= 0) return;
     // Who believes that time has passed believes in a whole budget more.
     this.#tokens.read += 120;
@@ -78,6 +81,8 @@ export class Process implements Host {
 export abstract class Program {
   process: Process | undefined;
   lives = 0;
+  /** Whether its clock was ever set back. */
+  wasSetBack = false;
   readonly name: string;
   readonly room: string;
   readonly signer: Signer;
@@ -104,10 +109,14 @@ export abstract class Program {
   start(): void {
     const name = `${this.name}.${++this.lives}`;
     const offset = this.process?.clock.offset ?? this.#offset;
-    const process = new Process(this.world, name, this.name, offset, () => {
+    const onDeath = (): void => {
       this.died();
       this.world.timeline.after(this.random.between(50, 20_000), () => this.start());
-    });
+    };
+    const onSetBack = (): void => {
+      this.wasSetBack = true;
+    };
+    const process = new Process(this.world, name, this.name, offset, onDeath, onSetBack);
     this.process = process;
     this.world.log(`${name} starts`);
     this.main(process, Signer.fromSeed(this.#seed)).catch((cause) => {

@@ -45,6 +45,8 @@ export const EXPECTED: readonly string[] = [
   'batch',
   'claims',
   'sealed',
+  'mcp',
+  'progress',
   'crash',
   'crash-at-call',
   'torn',

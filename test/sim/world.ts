@@ -159,6 +159,7 @@ export class World {
     const isDone = (): boolean => this.callers.every((caller) => caller.isDone);
     if (plan.leaseMs !== undefined) network.count('claims');
     if (plan.sealed) network.count('sealed');
+    if (plan.mcp) network.count('mcp');
     for (const callee of this.callees) callee.start();
     await this.#pass(3000);
 
