@@ -477,18 +477,23 @@ export class Files {
     );
   }
 
-  /** Removes what dead processes have left in a directory: locks, entries, unfinished files. */
-  async tidy(dir: string): Promise<void> {
-    for (const [path, owned] of await this.#owned(dir)) {
-      if (!this.#isDead(owned)) continue;
-      const lock = this.path.resolve(dir, owned.base);
-      // Checked after the death: what a dead process does not hold now, it never will.
-      if (owned.temporary || !(await this.#same(path, lock))) await this.#remove(path);
-      else {
-        const mine = this.#name(lock);
-        await this.#takeOver(lock, mine);
-        await this.#release(lock, mine);
-      }
+  /**
+   * Removes what dead processes have left in a directory: locks, entries, unfinished files. What cannot be removed stays.
+   *
+   * @param bases only what belongs to the files or locks of these names; default: everything
+   */
+  async tidy(dir: string, bases?: readonly string[]): Promise<void> {
+    for (const [path, owned] of await this.#owned(dir).catch(() => [])) {
+      if (!(bases?.includes(owned.base) ?? true) || !this.#isDead(owned)) continue;
+      await this.#bury(path, owned, this.path.resolve(dir, owned.base)).catch(() => {});
     }
+  }
+
+  async #bury(path: string, owned: Owned, lock: string): Promise<void> {
+    // Checked after the death: what a dead process does not hold now, it never will.
+    if (owned.temporary || !(await this.#same(path, lock))) return this.#remove(path);
+    const mine = this.#name(lock);
+    await this.#takeOver(lock, mine);
+    await this.#release(lock, mine);
   }
 }

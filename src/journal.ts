@@ -90,11 +90,16 @@ export class Journal {
    */
   static async openFile(of: Journaled, path: string, clock: Clock = systemClock): Promise<Journal> {
     const files = new Files();
-    const release = await files.lock(`${path}.node-lock`, clock, undefined, (who) =>
+    const lock = `${path}.node-lock`;
+    const release = await files.lock(lock, clock, undefined, (who) =>
       // On the console: there is no `onEvent` here.
       globalThis.console?.warn(`technocore-rpc: waiting for ${path}, which ${who} has open`),
     );
     try {
+      await files.tidy(
+        files.path.dirname(path),
+        [path, lock].map((name) => files.path.basename(name)),
+      );
       const file = await files.read(path);
       return await Journal.open(of, path, file?.text, files.log(path), release);
     } catch (cause) {

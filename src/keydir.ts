@@ -202,7 +202,7 @@ export async function openKeyDir(dir?: string): Promise<KeyDir> {
       if (file === undefined) throw new BadKey(`${seedPath} is a link to a file that does not exist`);
     }
     const seed = seedOf(file, seedPath, files);
-    await files.tidy(home).catch(() => {});
+    await files.tidy(home);
     return { seed, nonces: (did) => new DirNonces(files, ledgerPath, did) };
   } catch (cause) {
     throw refused(cause, `the key directory ${home}`, BadKey);

@@ -268,7 +268,9 @@ export function fileCursor(path: string): CursorStore {
 }
 
 async function readPlaces(path: string): Promise<Map<string, Place>> {
-  const file = await new Files().read(path);
+  const files = new Files();
+  await files.tidy(files.path.dirname(path), [files.path.basename(path)]);
+  const file = await files.read(path);
   const places = new Map<string, Place>();
   try {
     const stored: unknown = file ? JSON.parse(file.text) : {};

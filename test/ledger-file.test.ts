@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process';
 import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import type { Log } from '../src/files.ts';
 import type { Clock } from '../src/http.ts';
@@ -273,6 +273,22 @@ describe('a ledger in a file', () => {
     child.kill('SIGKILL');
     await exited;
     await using(path, async () => {});
+  });
+
+  test('what killed processes left half written is removed, and nothing else', async () => {
+    const [path, cursor, other] = [fresh(), fresh(), fresh()];
+    const names = (): string[] => readdirSync(dir).filter((name) => name.endsWith('.tmp'));
+    const suffix = await using(path, async () => {
+      const lock = `${basename(path)}.node-lock.`;
+      const entry = readdirSync(dir).find((name) => name.startsWith(lock))!;
+      return entry.slice(lock.length).replace(/^\d+/, '999999999');
+    });
+    const left = [path, `${path}.node-lock`, cursor, other].map((file) => `${file}.${suffix}.tmp`);
+    for (const file of left) writeFileSync(file, 'half');
+    await using(path, async () => {});
+    expect(names()).toEqual(left.slice(2).map((file) => basename(file)));
+    await fileCursor(cursor).load('mb-a');
+    expect(names()).toEqual(left.slice(3).map((file) => basename(file)));
   });
 
   test('the file does not outgrow what it says', async () => {
