@@ -208,7 +208,7 @@ class FileStore extends MemoryStore implements Journaled {
   readonly header = '["technocore-a2a",1]';
   readonly damage = {
     code: 'bad_store',
-    meaning: 'the tasks in it are unknown. It was left as it is: repair it, or move it away to begin with none',
+    meaning: 'the tasks in it are unknown. It was left unchanged: repair it, or move it away to begin with none',
   };
   #journal: Journal | undefined;
 
@@ -292,7 +292,7 @@ function isRecord(line: unknown): line is A2ARecord {
  * @param path the file; created if it does not exist, in a directory that does
  * @param limits how much is kept: see {@link A2AStoreLimits}
  * @param clock the source of time; default: the machine's clock
- * @throws a {@link TechnocoreError} `bad_store` if the file is damaged or something else, which is left as it is;
+ * @throws a {@link TechnocoreError} `bad_store` if the file is damaged or something else, which is left unchanged;
  * `bad_option` if the limits have other members
  * @throws an {@link Unavailable} if another process has the file, or the file system refuses, or the platform has none
  */

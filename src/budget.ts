@@ -1,6 +1,6 @@
 /**
- * Our own account of a budget that a server grants an address: so many requests a minute, refilled continuously, with as
- * many at once as a minute has. Requests that it cannot cover wait here, instead of being refused there.
+ * A client-side token bucket for the requests per minute that a server grants an address. It refills continuously and
+ * holds one minute's worth. Requests that it cannot cover wait here instead of being refused by the server.
  *
  * @module
  */
@@ -14,11 +14,11 @@ export class Budget {
   readonly #bucket: 'read' | 'write';
   #perMinute: number | undefined;
   #isAssumed = false;
-  /** The requests that can be made at once; if negative, so many have been promised a turn in the future. */
+  /** The requests that can be made at once; if negative, that many have been promised a turn in the future. */
   #tokens = 0;
   #at: number;
   #blockedUntil = Number.NEGATIVE_INFINITY;
-  /** How many requests have announced that they will want a turn, by the queue in which they wait. */
+  /** How many requests have announced that they will take a turn, by the queue in which they wait. */
   readonly #queues = new Map<string, number>();
 
   constructor(clock: Clock, bucket: 'read' | 'write') {
@@ -27,34 +27,34 @@ export class Budget {
     this.#at = clock.now();
   }
 
-  /** Requests a minute; undefined while that is not known. */
+  /** Requests per minute; undefined while unknown. */
   get perMinute(): number | undefined {
     return this.#perMinute;
   }
 
-  /** The share of the budget that is left, 0 to 1; 1 while the budget is not known. */
+  /** The share of the budget that is left, 0 to 1; 1 while the budget is unknown. */
   get left(): number {
     if (this.#perMinute === undefined) return this.#clock.now() < this.#blockedUntil ? 0 : 1;
     this.#refill();
     return Math.max(0, this.#tokens) / this.#perMinute;
   }
 
-  /** Records how many requests a minute the server grants, and perhaps how many are left. */
+  /** Records how many requests per minute the server grants, and perhaps how many are left. */
   learn(perMinute: number, left: number = Number.POSITIVE_INFINITY): void {
+    const wasAssumed = this.#isAssumed;
+    this.#isAssumed = false;
     if (!(perMinute >= 1 && perMinute < 1e9)) {
-      if (this.#isAssumed) this.#perMinute = undefined;
-      this.#isAssumed = false;
+      if (wasAssumed) this.#perMinute = undefined;
       return;
     }
-    this.#isAssumed = false;
-    // What was spent before the budget was known counts.
+    // Requests made before the budget was known count.
     if (this.#perMinute === undefined) this.#tokens += perMinute;
     else this.#refill();
     this.#perMinute = perMinute;
     this.#tokens = Math.min(this.#tokens, perMinute, left);
   }
 
-  /** Assumes a budget for a server that could not be asked, until it says what it grants. */
+  /** Assumes a budget for a server that could not be asked, until it publishes its own. */
   assume(perMinute: number): void {
     if (this.#perMinute !== undefined) return;
     this.learn(perMinute);
@@ -62,7 +62,8 @@ export class Budget {
   }
 
   /**
-   * Records a refusal: no request is made for `afterMs`, at most a minute, after which every such budget is full again.
+   * Records a refusal: no request is made for `afterMs`, or for one minute if that is less, since by then the budget is
+   * full again.
    */
   refused(afterMs: number): void {
     this.#refill();
@@ -72,7 +73,7 @@ export class Budget {
 
   #refill(): void {
     const now = this.#clock.now();
-    // If the clock was set back, nothing is refilled, and nothing is put off. If forward, at most a whole budget is
+    // If the clock was set back, nothing is refilled or delayed. If it was set forward, at most one whole budget is
     // refilled.
     const ms = Math.max(0, now - this.#at);
     if (now < this.#at) this.#blockedUntil -= this.#at - now;
@@ -81,7 +82,7 @@ export class Budget {
     else this.#tokens = Math.min(this.#perMinute, this.#tokens + (ms * this.#perMinute) / 60_000);
   }
 
-  /** How long the `n`th request from now would wait for its turn, ms. */
+  /** How long the `n`-th request from now would wait for its turn, ms. */
   delayMs(n: number = 1): number {
     this.#refill();
     const short = n - this.#tokens;
@@ -90,9 +91,9 @@ export class Budget {
   }
 
   /**
-   * Announces that a request will want a turn, after those before it in its queue.
+   * Announces that a request will take a turn, after those before it in its queue.
    *
-   * @returns a function that takes the announcement back: when the request asks for its turn, or never will
+   * @returns a function that withdraws the announcement, to be called when the request takes its turn or is given up
    */
   announce(queue: string): () => void {
     count(this.#queues, queue, 1);
@@ -112,21 +113,21 @@ export class Budget {
   }
 
   /**
-   * The error if a turn would come after `deadline`; undefined if not, or if it can be had at once, however late it is.
+   * The error for a turn that would come after `deadline`; undefined if it comes in time, or at once.
    */
   tooLate(delayMs: number, deadline: number): RateLimited | undefined {
     const isLate = delayMs > 0 && this.#clock.now() + delayMs > deadline;
     if (!isLate) return undefined;
-    const way = this.#bucket === 'write' ? '; calls to one mailbox can share writes (option batch)' : '';
-    const turn = `the ${this.#bucket} budget is spent: its turn would come in ${Math.ceil(delayMs)} ms, which is too late`;
-    return new RateLimited(this.#bucket, delayMs, `${turn}, so nothing was sent${way}`);
+    const advice = this.#bucket === 'write' ? '; calls to one mailbox can share writes (option batch)' : '';
+    const problem = `the ${this.#bucket} budget is spent: its turn would come in ${Math.ceil(delayMs)} ms`;
+    return new RateLimited(this.#bucket, delayMs, `${problem}, which is too late, so nothing was sent${advice}`);
   }
 
   /**
-   * Waits for a turn. Turns come in the order of asking.
+   * Waits for a turn. Turns are granted in order of request.
    *
-   * @param deadline clock time, ms, by which it must come
-   * @throws a {@link RateLimited} at once, if it would come later; nothing is taken then
+   * @param deadline clock time, ms, by which the turn must come
+   * @throws a {@link RateLimited} at once if it would come later; no turn is taken then
    */
   async take(signal?: AbortSignal, deadline: number = Number.POSITIVE_INFINITY): Promise<void> {
     const delay = this.delayMs();

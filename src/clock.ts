@@ -5,7 +5,7 @@
  */
 import { getOrMake } from './maps.ts';
 
-/** The time, as the library takes it: pass your own to run it in simulated time. */
+/** The library's source of time. Pass your own to run it in simulated time. */
 export interface Clock {
   /** The time in milliseconds since the Unix epoch. */
   now(): number;
@@ -16,7 +16,7 @@ export interface Clock {
 // A longer delay would overflow the timer and fire at once.
 const timerMs = (ms: number): number => Math.min(Math.max(ms, 0), 0x7fffffff);
 
-/** The machine's clock: `Date.now` and `setTimeout`. */
+/** The system clock: `Date.now` and `setTimeout`. */
 export const systemClock: Clock = {
   now: () => Date.now(),
   sleep: (ms, signal) =>
@@ -41,13 +41,13 @@ interface Waiting {
 const waiting = new WeakMap<AbortSignal, Waiting>();
 
 /**
- * A function of its own, so that the listener captures no variables of a waiter: they would live as long as the signal.
+ * A separate function, so that the listener captures no variables of a waiter: they would live as long as the signal.
  */
 function makeWaiting(): Waiting {
   const runs = new Set<() => void>();
   const listener = (): void => {
     const all = [...runs];
-    // An aborted signal may live on for long; it must not keep alive what waited for it.
+    // An aborted signal may live for a long time; it must not keep its waiters alive.
     runs.clear();
     for (const one of all) one();
   };
@@ -55,8 +55,8 @@ function makeWaiting(): Waiting {
 }
 
 /**
- * Calls `run` once when the signal aborts; never if it has aborted already. All who wait for one signal share one
- * listener: a hundred calls may share a signal, and Node warns of a leak beyond ten listeners.
+ * Calls `run` once when the signal aborts; never if it has aborted already. All waiters of a signal share one listener,
+ * since a hundred calls may share a signal, and Node warns of a leak beyond ten listeners.
  *
  * @param run must not throw
  * @returns a function that removes it
@@ -73,7 +73,7 @@ export function onAbort(signal: AbortSignal | undefined, run: () => void): () =>
   };
 }
 
-/** A controller that also aborts when the signal does, with the same reason, until `forget` is called. */
+/** A controller that also aborts when the signal does, for the same reason, until `forget` is called. */
 export function following(signal: AbortSignal | undefined): { stop: AbortController; forget: () => void } {
   const stop = new AbortController();
   const follow = (): void => stop.abort(signal?.reason);
@@ -82,8 +82,8 @@ export function following(signal: AbortSignal | undefined): { stop: AbortControl
 }
 
 /**
- * The signals of {@link eitherOf}, by the two that they follow. They are reused, since in some runtimes a signal
- * remembers all that follow it for as long as it lives.
+ * The signals of {@link eitherOf}, by the two that they follow. They are reused because in some runtimes a signal holds
+ * on to its dependents for as long as it lives.
  */
 const pairs = new WeakMap<AbortSignal, WeakMap<AbortSignal, AbortSignal>>();
 
@@ -98,13 +98,13 @@ export function eitherOf(a: AbortSignal | undefined, b: AbortSignal | undefined)
 }
 
 /**
- * The reason with which inner waits are aborted; nobody sees it. Without one, each abort would create an error with a
+ * The reason for aborting internal waits, which nobody sees. Without one, each abort would create an error with a
  * stack.
  */
 export const OVER = 'over';
 
 /**
- * Calls `run` after `ms` milliseconds. Cheaper than a sleep with a signal to end it: AbortControllers are slow in Node.
+ * Calls `run` after `ms` milliseconds. Cheaper than a sleep that a signal ends: AbortControllers are slow in Node.
  *
  * @returns a function that cancels the call
  */

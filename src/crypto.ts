@@ -1,8 +1,8 @@
 /**
- * The cryptographic primitives, each in two versions: by noble, which defines what is correct and is always available,
- * and by `node:crypto` where that can be loaded synchronously, which is 3 to 30 times as fast. Whether the native version
- * works is found out at the first use of each primitive, by a known answer. Nothing here shows a secret: keys are held by
- * closures.
+ * The cryptographic primitives, each in two versions: noble, which is the reference and always available, and
+ * `node:crypto` where it can be loaded synchronously, which is 3 to 30 times as fast. The first use of each primitive
+ * runs a known-answer test to decide whether the native version works. Closures hold the keys, so that nothing exposes
+ * them.
  *
  * @module
  */
@@ -27,29 +27,28 @@ export interface X25519Key {
   /** 32 bytes. */
   readonly publicKey: Uint8Array;
   /**
-   * The secret shared with the holder of `peer`, 32 bytes, to be hashed before use.
+   * The secret shared with the holder of `peer`: 32 bytes, to be hashed before use.
    *
-   * @throws a {@link BadKey} if `peer` does not have 32 bytes, or is of small order, so that the secret would be known to
-   * all
+   * @throws a {@link BadKey} if `peer` does not have 32 bytes, or is of small order, which would make the secret public
    */
   shared(peer: Uint8Array): Uint8Array;
 }
 
-/** Authenticated encryption under one key, with nonces of 12 bytes and tags of 16, at the end of the sealed bytes. */
+/** Authenticated encryption under one key. Nonces have 12 bytes; the tag is the last 16 of the sealed bytes. */
 export interface Aead {
   /**
-   * Encrypts. Never use a nonce twice. The result may be a view of a larger buffer, which holds other ciphertexts.
+   * Encrypts. Never use a nonce twice. The result may be a view of a larger buffer that holds other ciphertexts.
    *
    * @throws a {@link BadKey} if the nonce does not have 12 bytes
    */
   seal(nonce: Uint8Array, plain: Uint8Array, aad?: Uint8Array): Uint8Array;
-  /** Decrypts; undefined if it does not authenticate, for whatever reason. */
+  /** Decrypts; undefined if authentication fails, for whatever reason. */
   open(nonce: Uint8Array, sealed: Uint8Array, aad?: Uint8Array): Uint8Array | undefined;
 }
 
 // --- the two back ends --------------------------------------------------------------------------------------------
 
-// What is used of `node:crypto`; the library compiles without Node's types.
+// The part of `node:crypto` that is used here; the library compiles without Node's types.
 interface KeyObject {
   export(options: { format: 'jwk' }): { x?: string };
 }
@@ -80,7 +79,7 @@ function nodeCrypto(): NodeCrypto | undefined {
 let nativeAllowed = true;
 
 /**
- * For tests and benchmarks: whether the native versions are used from now on, where there are any.
+ * For tests and benchmarks: turns the native versions on or off.
  *
  * @internal
  */
@@ -107,7 +106,7 @@ export class Backends<F> {
     this.#works = works;
   }
 
-  /** The native version, if there is one and it gives the known answer. Tried once. */
+  /** The native version, if there is one and it gives the known answer. Tested once. */
   get native(): F | undefined {
     if (!this.#tried) {
       this.#tried = true;
@@ -116,7 +115,7 @@ export class Backends<F> {
         const native = crypto && this.#make(crypto);
         if (native !== undefined && this.#works(native)) this.#native = native;
       } catch {
-        // Not offered here: Bun has no ChaCha20-Poly1305, for one.
+        // Not available here: Bun, for one, has no ChaCha20-Poly1305.
       }
     }
     return this.#native;
@@ -127,20 +126,20 @@ export class Backends<F> {
   }
 }
 
-/** Input for the known answers, of which the first four bytes are compared. */
+/** Input for the known-answer tests, which compare the first four bytes. */
 const zeros = (length: number): Uint8Array => new Uint8Array(length);
 const begins = (bytes: Uint8Array, hex: string): boolean => toHex(bytes.subarray(0, 4)) === hex;
 
-// Node's Buffers have other methods than a Uint8Array and may be slices of a shared pool.
+// A Node Buffer overrides methods of Uint8Array and may be a slice of a shared pool.
 function plainBytes(buffer: Uint8Array): Uint8Array {
   return buffer.byteLength === buffer.buffer.byteLength ? new Uint8Array(buffer.buffer) : new Uint8Array(buffer);
 }
 
 /**
- * Returns the bytes if there are 32, as of all keys here.
+ * Returns the key if it has 32 bytes, as all keys here do.
  *
- * @param what what they are, for the error message
- * @throws a {@link BadKey} if not
+ * @param what a description of the key for the error message
+ * @throws a {@link BadKey} if it does not
  */
 export function check32(key: Uint8Array, what: string): Uint8Array {
   if (!(key instanceof Uint8Array) || key.length !== 32) throw new BadKey(`${what} has 32 bytes`);
@@ -148,20 +147,20 @@ export function check32(key: Uint8Array, what: string): Uint8Array {
 }
 
 /**
- * Checks that a value is a `Uint8Array`, and returns it. A string would otherwise be read as that many zero bytes.
+ * Returns the value if it is a `Uint8Array`. A string would otherwise be read as that many zero bytes.
  *
- * @param what what the bytes are, for the error message
- * @param least how many there must be
- * @throws a {@link BadKey} if it is not one
+ * @param what a description of the bytes for the error message
+ * @param least the minimum length
+ * @throws a {@link BadKey} if it is not one, or is too short
  */
 export function checkBytes(bytes: Uint8Array, what: string, least: number = 0): Uint8Array {
   if (!(bytes instanceof Uint8Array))
-    throw new BadKey(`${what} is a Uint8Array: of a text, new TextEncoder().encode(text)`);
+    throw new BadKey(`${what} must be a Uint8Array: for a text, new TextEncoder().encode(text)`);
   if (bytes.length < least) throw new BadKey(`${what} is empty`);
   return bytes;
 }
 
-// Node 20 reads JWK 8 to 15 times as fast as DER. It wants an `x` beside `d` and computes its own; Node 26 compares the
+// Node 20 imports JWK 8 to 15 times as fast as DER. It requires an `x` beside `d` but ignores it. Node 26 compares the
 // two and refuses this one, and there DER is as fast.
 function nativePrivateKey(crypto: NodeCrypto, crv: 'Ed25519' | 'X25519', key: Uint8Array): [KeyObject, Uint8Array] {
   let secret: KeyObject;
@@ -178,7 +177,7 @@ function nativePublicKey(crypto: NodeCrypto, crv: string, key: Uint8Array): KeyO
   return crypto.createPublicKey({ format: 'jwk', key: { kty: 'OKP', crv, x: toBase64url(key) } });
 }
 
-// Field elements of 2^255-19 that no honest key holds, as hex without the top bit: 0, 1, -1 and all that is not reduced
+// Field elements of 2^255-19 that no honest key holds, as hex without the top bit: 0, 1, -1 and everything not reduced
 // (on both curves), and the coordinates of the points of order 8.
 const UNFIT_Y =
   /^(?:0[01]0{62}|(?:e[c-f]|f.)f{60}7f|26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05|c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a)$/;
@@ -202,7 +201,7 @@ function hashToScalar(...parts: Uint8Array[]): bigint {
 /** @internal */
 export const ed25519Backends: Backends<(seed: Uint8Array) => Ed25519Key> = /* @__PURE__ */ new Backends(
   (seed: Uint8Array): Ed25519Key => {
-    // noble's own `sign` expands the seed each time, half of its work.
+    // noble's own `sign` expands the seed each time, which is half of its work.
     const { Fn, BASE } = nobleEd25519.Point;
     const { prefix, scalar, pointBytes } = nobleEd25519.utils.getExtendedPublicKey(seed);
     return {
@@ -224,17 +223,17 @@ export const ed25519Backends: Backends<(seed: Uint8Array) => Ed25519Key> = /* @_
   },
 );
 
-// A program that reads where it writes, or that has both ends in it, meets a signature again that it has made or checked;
-// to check it takes a hundred times as long as to compare it. Each has one place, by its first bytes, and goes with the
-// next there.
+// A cache of valid signatures. A program that reads what it wrote, or that holds both ends of a call, verifies
+// signatures that it has made or verified before; comparing takes a hundredth of the time. The first bytes of a
+// signature determine its slot, where it stays until another replaces it.
 const known: { readonly publicKey: Uint8Array; readonly signature: Uint8Array; readonly message: Uint8Array }[] = [];
 const MAX_KNOWN = 1024;
-/** Longer messages are not kept, bytes. */
+/** Longer messages are not cached, bytes. */
 const MAX_KNOWN_BYTES = 2048;
 let remembers = true;
 
 /**
- * For benchmarks in which one process plays both ends: whether signatures made or checked here are recognized.
+ * For benchmarks in which one process plays both ends: turns the signature cache on or off.
  *
  * @internal
  */
@@ -264,7 +263,7 @@ function remember(publicKey: Uint8Array, signature: Uint8Array, message: Uint8Ar
 /**
  * The Ed25519 key pair of a seed.
  *
- * @param seed 32 bytes, not kept
+ * @param seed 32 bytes, not retained
  * @throws a {@link BadKey} if there are not 32 bytes
  */
 export function ed25519(seed: Uint8Array): Ed25519Key {
@@ -296,7 +295,7 @@ export const verifyBackends: Backends<(publicKey: Uint8Array, signature: Uint8Ar
       }
     },
     (crypto) => {
-      // Making a key object is a good part of a verification, and a program hears the same few keys again and again.
+      // Creating a key object is a large part of a verification, and a program meets the same few keys again and again.
       const lately = new Map<string, KeyObject>();
       return (publicKey, signature, message) => {
         try {
@@ -321,9 +320,9 @@ export const verifyBackends: Backends<(publicKey: Uint8Array, signature: Uint8Ar
   );
 
 /**
- * Verifies an Ed25519 signature, as strictly as the strictest service does: neither the key nor R is of small order or
- * not canonical, S < L, and R is compared as bytes, without the cofactor. False, not an error, for wrong lengths. (By
- * default noble accepts all of these, and OpenSSL accepts small orders.)
+ * Verifies an Ed25519 signature as strictly as the strictest service does: the key and R must be canonical and not of
+ * small order, S < L, and R is compared as bytes, without the cofactor. Wrong lengths give false, not an error. (By
+ * default, noble accepts small orders and non-canonical points, and OpenSSL accepts small orders.)
  */
 export function ed25519Verify(publicKey: Uint8Array, signature: Uint8Array, message: Uint8Array): boolean {
   if (signature.length !== 64) return false;
@@ -351,8 +350,8 @@ export const x25519Backends: Backends<(privateKey: Uint8Array) => X25519Key> = /
     };
   },
   (crypto) => {
-    // A handshake uses each of the other end's two keys twice, and identities come again: the last used are kept, latest
-    // first.
+    // A handshake uses each of the other end's two keys twice, and identities recur: the last ones used are kept,
+    // latest first.
     const recent: [publicKey: Uint8Array, key: KeyObject][] = [];
     const imported = (peer: Uint8Array): KeyObject => {
       const at = recent.findIndex(([publicKey]) => equalBytes(publicKey, peer));
@@ -379,7 +378,7 @@ export const x25519Backends: Backends<(privateKey: Uint8Array) => X25519Key> = /
 /**
  * The X25519 key pair of a private key (RFC 7748). Clamping happens inside; the key itself may be any 32 bytes.
  *
- * @param privateKey 32 bytes, not kept
+ * @param privateKey 32 bytes, not retained
  * @throws a {@link BadKey} if there are not 32 bytes
  */
 export function x25519(privateKey: Uint8Array): X25519Key {
@@ -392,7 +391,7 @@ export function x25519(privateKey: Uint8Array): X25519Key {
         const secret = shared(peer);
         if (secret.some((byte) => byte !== 0)) return secret;
       } catch {
-        // Both versions throw on a secret of zeros, each with its own error.
+        // Each version throws its own error for a secret of zeros.
       }
       throw new BadKey('the X25519 public key is of small order');
     },
@@ -401,7 +400,7 @@ export function x25519(privateKey: Uint8Array): X25519Key {
 
 /**
  * Whether 32 bytes are a canonical X25519 public key (below 2^255-19) that is not of small order. X25519 itself accepts
- * any 32 bytes, so strangers' keys are checked where a second spelling would matter.
+ * any 32 bytes, so untrusted keys are checked where a second spelling of a key would matter.
  */
 export function isCanonicalX25519(publicKey: Uint8Array): boolean {
   return publicKey.length === 32 && publicKey[31]! < 128 && !unfit(publicKey, UNFIT_U);
@@ -419,7 +418,7 @@ type NobleCipher = (
 };
 type MakeAead = (key: Uint8Array) => Aead;
 
-/** @param place where the ciphertext goes; noble allows the choice for ChaCha20-Poly1305 alone */
+/** @param place allocates the ciphertext; noble supports that for ChaCha20-Poly1305 only */
 function portableAead(cipher: NobleCipher, place?: typeof placeFor): MakeAead {
   return (given) => {
     const key = given.slice();
@@ -439,8 +438,8 @@ function portableAead(cipher: NobleCipher, place?: typeof placeFor): MakeAead {
 
 const TAG = { authTagLength: 16 };
 
-// What is short and sealed shares its memory with what was sealed before, as Node's own Buffers do: memory of their own for
-// each, outside of V8's heap, costs a quarter of sealing and opening 1 KB. Nothing is ever in there that is not to be sent.
+// Short ciphertexts are allocated from a shared pool, as Node's Buffers are: an allocation for each, outside of V8's
+// heap, takes a quarter of the time to seal and open 1 KB. The pool never holds anything that is not meant to be sent.
 const SHARED_BYTES = 16_384;
 const MAX_SHARING = 2048;
 let ciphertexts = new Uint8Array(0);
@@ -453,7 +452,7 @@ function placeFor(length: number): Uint8Array {
     used = 0;
   }
   const place = ciphertexts.subarray(used, used + length);
-  // noble is quicker with words that are aligned.
+  // noble is faster on aligned words.
   used += (length + 7) & ~7;
   return place;
 }
@@ -540,7 +539,7 @@ export function chachaPoly(key: Uint8Array): Aead {
 
 // --- hashes -------------------------------------------------------------------------------------------------------
 
-// One call instead of a hash object, and a string instead of a Buffer: twice as fast for inputs as short as ours.
+// `hash` instead of a hash object, and a string instead of a Buffer: twice as fast for inputs as short as ours.
 function digestInto(crypto: NodeCrypto, bytes: Uint8Array, into: Uint8Array, at: number): void {
   const text = crypto.hash('sha256', bytes, 'binary');
   for (let i = 0; i < 32; i++) into[at + i] = text.charCodeAt(i);
@@ -563,7 +562,8 @@ export const sha256Backends: Backends<(bytes: Uint8Array) => Uint8Array> = /* @_
 export const hmacBackends: Backends<(key: Uint8Array, bytes: Uint8Array) => Uint8Array> = /* @__PURE__ */ new Backends(
   (key: Uint8Array, bytes: Uint8Array): Uint8Array => hmac(nobleSha256, key, bytes),
   (crypto) => {
-    // Allocating more than 64 bytes costs more than hashing them: short input is assembled here, and wiped.
+    // Allocating more than 64 bytes costs more than hashing them, so short input is assembled here, and wiped
+    // afterwards.
     const [inner, outer] = [new Uint8Array(256), new Uint8Array(96)];
     return (key, bytes) => {
       const short = key.length > 64 ? nativeSha256(crypto, key) : key;
@@ -599,14 +599,14 @@ export function hmacSha256(key: Uint8Array, bytes: Uint8Array): Uint8Array {
  * HKDF-SHA256 (RFC 5869), extract and expand.
  *
  * @param salt empty for none
- * @param length how many bytes to return, 0 to 8160
- * @throws a {@link BadKey} if it is more
+ * @param length the number of bytes to return, 0 to 8160
+ * @throws a {@link BadKey} if `length` is out of range
  */
 export function hkdfSha256(ikm: Uint8Array, salt: Uint8Array, info: Uint8Array, length: number): Uint8Array {
   if (!(length >= 0 && length <= 255 * 32)) throw new BadKey('HKDF-SHA256 gives at most 8160 bytes');
   const key = hmacSha256(salt, ikm);
   const out = new Uint8Array(Math.ceil(length / 32) * 32);
-  // The previous block (none for the first one), info, the number of the block.
+  // The previous block (none for the first one), `info`, and the number of the block.
   const input = new Uint8Array(33 + info.length);
   input.set(info, 32);
   for (let i = 0; i * 32 < length; i++) {
@@ -619,7 +619,7 @@ export function hkdfSha256(ikm: Uint8Array, salt: Uint8Array, info: Uint8Array, 
 }
 
 /**
- * Random bytes from the platform's generator, any number of them.
+ * Any number of random bytes from the platform's generator.
  *
  * @throws a {@link BadKey} if the platform has none
  */
@@ -627,7 +627,7 @@ export function randomBytes(length: number): Uint8Array {
   const { crypto } = globalThis;
   if (crypto?.getRandomValues === undefined) throw new BadKey('this platform has no random generator');
   const bytes = new Uint8Array(length);
-  // One call returns 65,536 at most.
+  // One call returns at most 65,536 bytes.
   for (let at = 0; at < length; at += 65536) crypto.getRandomValues(bytes.subarray(at, at + 65536));
   return bytes;
 }

@@ -9,7 +9,8 @@
 const BRAND = Symbol.for('technocore-rpc.error');
 
 /**
- * The base class of every error that the library throws. Failures without a class of their own are thrown as this one.
+ * The base class of every error that the library throws. A failure that has no class of its own is thrown as a plain
+ * `TechnocoreError`.
  *
  * @example
  * ```ts
@@ -36,24 +37,24 @@ export class TechnocoreError extends Error {
   }
 
   /**
-   * Tells whether a value is an error of this class; a type guard. `TechnocoreError.is(e)` also recognizes errors of
-   * another copy of the library; on a subclass, as in `CallTimeout.is(e)`, only errors of this copy count.
+   * Type guard: tells whether a value is an error of this class. `TechnocoreError.is(e)` also recognizes errors from
+   * another copy of the library; on a subclass, as in `CallTimeout.is(e)`, only errors from this copy count.
    */
   static is<E extends TechnocoreError>(this: abstract new (...args: never[]) => E, e: unknown): e is E {
     const isOurs = typeof e === 'object' && e !== null && (e as Record<symbol, unknown>)[BRAND] === true;
-    // In JavaScript it may be handed on without its class, as to `filter`.
-    // biome-ignore lint/complexity/noThisInStatic: which class is asked is what it is about
-    const asked: abstract new (...args: never[]) => TechnocoreError = this ?? TechnocoreError;
-    return isOurs && (asked === TechnocoreError || e instanceof asked);
+    // `this` is undefined when the method is passed on by itself, for example to `filter`.
+    // biome-ignore lint/complexity/noThisInStatic: the result depends on the class it is called on
+    const wanted: abstract new (...args: never[]) => TechnocoreError = this ?? TechnocoreError;
+    return isOurs && (wanted === TechnocoreError || e instanceof wanted);
   }
 }
 
-/** The errors whose stack was extended: one may end several calls. */
+/** The errors whose stack was extended already: one error may end several calls. */
 const extended = new WeakSet<object>();
 
 /**
- * Adds to the stack of an error of ours who awaits the function that calls this, where the engine knows it. The error of a
- * call is made by what reads its mailbox or counts its time, and would show nothing of the program that failed.
+ * Appends the current async stack to that of one of our errors, where the engine can capture it. The error that ends a
+ * call is created in a shared read loop or a timer, so its own stack shows nothing of the program that made the call.
  */
 export function withCallers(cause: unknown): unknown {
   const { captureStackTrace } = Error as { captureStackTrace?: (target: object, below: unknown) => void };
@@ -61,22 +62,22 @@ export function withCallers(cause: unknown): unknown {
   extended.add(cause);
   const here = { stack: '' };
   captureStackTrace(here, withCallers);
-  // Below the line that would be the message.
+  // Without its first line, which would hold a message.
   cause.stack += here.stack.replace(/^.*/, '');
   return cause;
 }
 
-// --- bad input, found before anything is sent -------------------------------------------------------------------
+// --- invalid input, detected before anything is sent ------------------------------------------------------------
 
-/** The type of a value, for error messages: the value itself may be long, or a secret. */
+/** The type of a value, for error messages. The value itself may be long, or a secret. */
 function kindOf(value: unknown): string {
   return value === null ? 'null' : Array.isArray(value) ? 'array' : typeof value;
 }
 
 /**
- * Returns the value if it is a string, which callers from JavaScript do not guarantee.
+ * Returns the value if it is a string, which JavaScript callers do not guarantee.
  *
- * @param what what the caller knows the value as, for the error message
+ * @param what a description of the value for the error message
  * @throws a {@link TechnocoreError} `bad_text` if it is not a string
  */
 export function checkText(value: unknown, what: string): string {
@@ -85,10 +86,10 @@ export function checkText(value: unknown, what: string): string {
 }
 
 /**
- * Returns the value (usually an options object) if it is an object other than an array, which callers from JavaScript do
- * not guarantee.
+ * Returns the value (usually an options object) if it is an object and not an array, which JavaScript callers do not
+ * guarantee.
  *
- * @param what what the caller knows the value as, for the error message
+ * @param what a description of the value for the error message
  * @throws a {@link TechnocoreError} with the given `code`, by default `bad_option`, if it is anything else
  */
 export function checkObject<T extends object>(value: T, what: string = 'the options', code: string = 'bad_option'): T {
@@ -97,9 +98,9 @@ export function checkObject<T extends object>(value: T, what: string = 'the opti
 }
 
 /**
- * Returns the value if it is a function, which callers from JavaScript do not guarantee.
+ * Returns the value if it is a function, which JavaScript callers do not guarantee.
  *
- * @param what what the caller knows the value as, for the error message
+ * @param what a description of the value for the error message
  * @throws a {@link TechnocoreError} `bad_option` if it is not
  */
 export function checkFunction<T>(value: T, what: string): T {
@@ -108,7 +109,7 @@ export function checkFunction<T>(value: T, what: string): T {
 }
 
 /**
- * Checks that options are functions, where they are given.
+ * Checks that the named options, where given, are functions.
  *
  * @throws a {@link TechnocoreError} `bad_option` if one is not
  */
@@ -117,17 +118,17 @@ export function checkFunctions<T extends object>(o: T, names: readonly (keyof T 
 }
 
 /**
- * Checks that options are numbers from 0, where they are given. What comes from the environment is a text, which would be
- * put behind a time and not added to it. A time without its unit, such as the `timeout` of other libraries, would be
- * ignored without notice, and the default taken.
+ * Checks that the named options, where given, are non-negative numbers. A string, such as one from the environment,
+ * would be concatenated to a time instead of added. An option without its unit, such as the `timeout` of other
+ * libraries, would be silently ignored.
  *
- * @throws a {@link TechnocoreError} `bad_option` if one is not, or a time is there without the `Ms` of its name
+ * @throws a {@link TechnocoreError} `bad_option` if one is not, or if a time is given without the `Ms` of its name
  */
 export function checkNumbers<T extends object>(o: T, names: readonly (keyof T & string)[]): void {
   for (const name of names) {
     const value: unknown = o[name];
     if (value !== undefined && !(typeof value === 'number' && value >= 0))
-      throw new TechnocoreError('bad_option', `the option ${name} must be a number from 0`);
+      throw new TechnocoreError('bad_option', `the option ${name} must be a non-negative number`);
     const bare = /^(.+)Ms$/.exec(name)?.[1];
     if (bare !== undefined && (o as Record<string, unknown>)[bare] !== undefined)
       throw new TechnocoreError('bad_option', `there is no option ${bare}: it is called ${name}, in milliseconds`);
@@ -135,22 +136,22 @@ export function checkNumbers<T extends object>(o: T, names: readonly (keyof T & 
 }
 
 /**
- * Returns the option `signal`, where it is given.
+ * Returns the option `signal`.
  *
- * @throws a {@link TechnocoreError} `bad_option` if it is not
+ * @throws a {@link TechnocoreError} `bad_option` if it is given and is not an `AbortSignal`
  */
 export function signalOf(o: { readonly signal?: AbortSignal | undefined }): AbortSignal | undefined {
   const { signal } = checkObject(o);
   if ((signal ?? undefined) === undefined || typeof signal?.throwIfAborted === 'function') return signal;
   throw new TechnocoreError(
     'bad_option',
-    'the option signal must be an AbortSignal; of an AbortController, pass its member signal',
+    'the option signal must be an AbortSignal; for an AbortController, pass its property signal',
   );
 }
 
 /**
- * Returns the value if it is an object without any other members than these. A misspelt member, or an option passed in
- * the wrong argument, would otherwise be ignored without notice.
+ * Returns the value if it is an object with no members other than these. A misspelt member, or an option passed in the
+ * wrong argument, would otherwise be silently ignored.
  *
  * @throws a {@link TechnocoreError} `bad_option` if it is not an object, or has another member
  */
@@ -166,18 +167,18 @@ export function checkMembers<T extends object>(value: T, what: string, names: re
 }
 
 /**
- * Thrown (code `frame_too_long`) when a text or frame is longer than a message or note may be. Split it, or put it into a
+ * Thrown (code `frame_too_long`) when a text or frame does not fit into a message or note. Split it, or store it in a
  * note and send the note's name.
  */
 export class FrameTooLong extends TechnocoreError {
   /** Always `frame_too_long`. */
   declare readonly code: 'frame_too_long';
   /**
-   * The length found: of a text, code points after the {@link sweep}; of a frame, characters of its ASCII encoding; where
-   * the message says so, bytes.
+   * The actual length: for a text, in code points after the {@link sweep}; for a frame, in characters of its ASCII
+   * encoding; in bytes where the message says so.
    */
   readonly chars: number;
-  /** The length allowed, in the same unit. */
+  /** The maximum length, in the same unit. */
   readonly limit: number;
   constructor(chars: number, limit: number, message: string = `${chars} characters, but the limit is ${limit}`) {
     super('frame_too_long', message);
@@ -190,7 +191,7 @@ export class FrameTooLong extends TechnocoreError {
 export const tooManyBytes = (bytes: number, limit: number): FrameTooLong =>
   new FrameTooLong(bytes, limit, `${bytes} bytes, but the limit is ${limit}`);
 
-/** Thrown (code `empty_text`) when nothing is left of a text after the service's {@link sweep}. */
+/** Thrown (code `empty_text`) when a text is empty after the service's {@link sweep}. */
 export class EmptyText extends TechnocoreError {
   /** Always `empty_text`. */
   declare readonly code: 'empty_text';
@@ -206,16 +207,16 @@ export class EmptyText extends TechnocoreError {
 export class BadName extends TechnocoreError {
   /** Always `bad_name`. */
   declare readonly code: 'bad_name';
-  /** The name as given; of a value that is not a string, its type. */
+  /** The name as given, or the type of a value that is not a string. */
   readonly invalidName: string;
   /**
-   * @param name the value given in place of a name, of any type
-   * @param what what a valid name looks like
+   * @param name the value given as a name, of any type
+   * @param rule what a valid name looks like
    */
-  constructor(name: unknown, what: string) {
+  constructor(name: unknown, rule: string) {
     const isText = typeof name === 'string';
     const shown = isText ? JSON.stringify(name.length > 80 ? `${name.slice(0, 80)}…` : name) : `got ${kindOf(name)}`;
-    super('bad_name', `${what}: ${shown}`);
+    super('bad_name', `${rule}: ${shown}`);
     this.invalidName = isText ? name : kindOf(name);
   }
 }
@@ -241,13 +242,13 @@ export class BadNonce extends TechnocoreError {
   }
 }
 
-/** Thrown (code `bad_state`) when a protocol does not allow a change of state. Nothing was written. */
+/** Thrown (code `bad_state`) when a protocol does not allow a state transition. Nothing was written. */
 export class BadState extends TechnocoreError {
   /** Always `bad_state`. */
   declare readonly code: 'bad_state';
-  /** The present state. */
+  /** The current state. */
   readonly from: string;
-  /** The state asked for. */
+  /** The requested state. */
   readonly to: string;
   constructor(from: string, to: string, message: string = `the state cannot change from ${from} to ${to}`) {
     super('bad_state', message);
@@ -258,7 +259,7 @@ export class BadState extends TechnocoreError {
 
 // --- refused by the service -------------------------------------------------------------------------------------
 
-/** A failure in words: the reference service begins its own with the status, and a web page is not worth quoting. */
+/** Describes a failed response. The reference service begins its messages with the status; a web page is not quoted. */
 function answerOf(status: number, body: string): string {
   const said = body.slice(0, 300).trim();
   if (said.startsWith('<')) return `${status} with a web page`;
@@ -270,7 +271,7 @@ function answerOf(status: number, body: string): string {
  * followed and end here too. Base class of {@link Forbidden}, {@link Conflict} and {@link DuplicateText}.
  */
 export class HttpError extends TechnocoreError {
-  /** The HTTP status; 0 where a browser hides that of a redirect. */
+  /** The HTTP status; 0 for a redirect whose status the browser hides. */
   readonly status: number;
   /** The response body, cut to 4,096 UTF-16 code units. It may quote untrusted text. */
   readonly body: string;
@@ -282,8 +283,8 @@ export class HttpError extends TechnocoreError {
 }
 
 /**
- * Thrown (code `forbidden`, HTTP 403) when the service refuses a write: the signature does not verify, the room is owned
- * by others, or an unsigned message was sent to a mailbox.
+ * Thrown (code `forbidden`, HTTP 403) when the service refuses a write: the signature does not verify, somebody else
+ * owns the room, or an unsigned message was sent to a mailbox.
  */
 export class Forbidden extends HttpError {
   /** Always `forbidden`. */
@@ -294,13 +295,13 @@ export class Forbidden extends HttpError {
 }
 
 /**
- * Thrown (code `conflict`, HTTP 409) when the condition of a conditional write does not hold. Look at `actual`, decide,
- * and try again.
+ * Thrown (code `conflict`, HTTP 409) when the condition of a conditional write does not hold. Inspect `actual` before
+ * retrying.
  */
 export class Conflict extends HttpError {
   /** Always `conflict`. */
   declare readonly code: 'conflict';
-  /** The value that the note holds; undefined if there is no note. */
+  /** The note's current value; undefined if the note does not exist. */
   readonly actual: string | undefined;
   constructor(body: string, actual?: string) {
     super(409, body, 'conflict', actual === undefined ? 'the note does not exist' : 'the note has another value');
@@ -309,8 +310,8 @@ export class Conflict extends HttpError {
 }
 
 /**
- * Thrown (code `duplicate_text`, HTTP 422) when the room has taken the same text too often within a minute, no matter
- * from whom. Sending it again unchanged does not help. Sent by services from 0.10 on.
+ * Thrown (code `duplicate_text`, HTTP 422) when the same text was posted to the room too often within a minute, no
+ * matter by whom. Sending it again unchanged does not help. Services before 0.10 do not have this limit.
  */
 export class DuplicateText extends HttpError {
   /** Always `duplicate_text`. */
@@ -321,14 +322,14 @@ export class DuplicateText extends HttpError {
 }
 
 /**
- * Thrown (code `rate_limited`) when the read or write budget of this address is spent: the service answered HTTP 429, or
- * the library's own count of the published budget shows that the request's turn would come too late. Nothing was
+ * Thrown (code `rate_limited`) when the read or write budget of this address is spent: the service answered HTTP 429,
+ * or the library's own count of the published budget shows that the request could not be sent in time. Nothing was
  * executed.
  */
 export class RateLimited extends TechnocoreError {
   /** Always `rate_limited`. */
   declare readonly code: 'rate_limited';
-  /** Milliseconds until the budget serves the request. */
+  /** Milliseconds until the budget allows the request. */
   readonly retryAfterMs: number;
   /** The budget that is spent. */
   readonly bucket: 'read' | 'write';
@@ -340,8 +341,8 @@ export class RateLimited extends TechnocoreError {
 }
 
 /**
- * Thrown (code `capacity_reached`) when something that holds a limited number is full: the service its rooms, notes or
- * storage (then use a room or note that exists), a parley session its queue.
+ * Thrown (code `capacity_reached`) when something of limited size is full: the rooms, notes or storage of the service
+ * (use an existing room or note instead), or the queue of a parley session.
  */
 export class CapacityReached extends TechnocoreError {
   /** Always `capacity_reached`. */
@@ -352,8 +353,8 @@ export class CapacityReached extends TechnocoreError {
 }
 
 /**
- * Thrown (code `room_budget`) when this address has spent its daily budget of new rooms (on the public service, 20). Use
- * a room that exists, or wait.
+ * Thrown (code `room_budget`) when this address has spent its daily budget of new rooms (on the public service, 20).
+ * Use an existing room, or wait.
  */
 export class RoomBudget extends TechnocoreError {
   /** Always `room_budget`. */
@@ -370,8 +371,8 @@ export class RoomBudget extends TechnocoreError {
 }
 
 /**
- * Thrown (code `stale_nonce`) when the service refuses a nonce because it is not higher than the last one of this key in
- * that room.
+ * Thrown (code `stale_nonce`) when the service refuses a nonce because it is not higher than the last one that this key
+ * used in that room.
  */
 export class StaleNonce extends TechnocoreError {
   /** Always `stale_nonce`. */
@@ -386,13 +387,13 @@ export class StaleNonce extends TechnocoreError {
 
 /**
  * Thrown (code `unavailable`) when the service cannot be reached or does not answer properly: no connection, a 5xx
- * status, a response that is cut short, too large, malformed or too late. Also thrown when the platform lacks something,
- * such as a file system.
+ * status, or a response that is truncated, too large, malformed or late. Also thrown when the platform lacks a
+ * capability, such as a file system.
  */
 export class Unavailable extends TechnocoreError {
   /** Always `unavailable`. */
   declare readonly code: 'unavailable';
-  /** Milliseconds that the service asks to wait; undefined if it does not say. */
+  /** How long the service asks to wait, in milliseconds; undefined if it does not say. */
   readonly retryAfterMs: number | undefined;
   constructor(message: string, cause?: unknown, retryAfterMs?: number) {
     super('unavailable', message, cause);
@@ -401,13 +402,13 @@ export class Unavailable extends TechnocoreError {
 }
 
 /**
- * Thrown (code `may_have_landed`) when the response to a write was lost and it can no longer be found out whether the
- * write was executed. `cause` holds the failure behind it.
+ * Thrown (code `may_have_landed`) when the response to a write was lost and there is no longer a way to tell whether
+ * the write was executed. `cause` holds the underlying failure.
  */
 export class MayHaveLanded extends TechnocoreError {
   /** Always `may_have_landed`. */
   declare readonly code: 'may_have_landed';
-  /** The room written to; of a note, `<namespace>/<key>`. */
+  /** The room written to; for a note, `<namespace>/<key>`. */
   readonly room: string;
   /** The nonce of a signed message; undefined for any other write. */
   readonly nonce: string | undefined;
@@ -425,8 +426,8 @@ export class MayHaveLanded extends TechnocoreError {
 // --- calls ------------------------------------------------------------------------------------------------------
 
 /**
- * A JSON-RPC 2.0 error (code `rpc`). Thrown by {@link call} and the functions built on it when the other side answers
- * with an error; a handler throws one to choose what its caller gets.
+ * A JSON-RPC 2.0 error (code `rpc`). {@link call} and the functions built on it throw one when the other side answers
+ * with an error. A handler throws one to choose the error that its caller receives.
  *
  * Codes from -32768 to -32000 are those of JSON-RPC 2.0, MCP and A2A. Servers of this library add 1001 (interrupted),
  * 1002 (busy; `data.retryAfterMs`), 1003 (deadline passed), 1004 (denied) and 1005 (conflict; `data.actual`).
@@ -434,7 +435,7 @@ export class MayHaveLanded extends TechnocoreError {
 export class RpcError extends TechnocoreError {
   /** Always `rpc`. */
   declare readonly code: 'rpc';
-  /** The `error` member of the response. Of a remote error, untrusted text. */
+  /** The `error` member of the response. When it came from a remote server, its text is untrusted. */
   readonly rpc: { code: number; message: string; data?: unknown };
   /**
    * @param code the JSON-RPC error code, an integer
@@ -443,7 +444,7 @@ export class RpcError extends TechnocoreError {
    * @param hint advice appended to this error's own `message`; it is not sent to the caller
    */
   constructor(code: number, message: string, data?: unknown, hint?: string);
-  /** @param rpc code, message and data in one, as {@link RpcError.rpc} holds them */
+  /** @param rpc code, message and data as one object: see {@link RpcError.rpc} */
   constructor(rpc: RpcError['rpc']);
   constructor(first: number | RpcError['rpc'], text = '', more?: unknown, hint?: string) {
     const { code, message, data } = typeof first === 'object' ? first : { code: first, message: text, data: more };
@@ -453,8 +454,8 @@ export class RpcError extends TechnocoreError {
 }
 
 /**
- * Thrown (code `ring_gap`) when messages were lost before they could be read: the room dropped its oldest ones because it
- * was full, or it was deleted when idle and created again.
+ * Thrown (code `ring_gap`) when messages were lost before they could be read: the room was full and dropped its oldest
+ * ones, or it was deleted while idle and then recreated.
  */
 export class RingGap extends TechnocoreError {
   /** Always `ring_gap`. */
@@ -463,9 +464,9 @@ export class RingGap extends TechnocoreError {
   readonly room: string;
   /** The `seq` that should have come next. */
   readonly expected: number;
-  /** The oldest `seq` that can still be read; the lost messages are before it. */
+  /** The oldest `seq` that can still be read; the lost messages came before it. */
   readonly oldest: number;
-  /** `overflow`: the ring dropped old messages; `recreated`: this is another room under the same name. */
+  /** `overflow`: the ring dropped old messages; `recreated`: this is a new room under the same name. */
   readonly reason: 'overflow' | 'recreated';
   constructor(room: string, expected: number, oldest: number, reason: RingGap['reason']) {
     super(
@@ -481,19 +482,20 @@ export class RingGap extends TechnocoreError {
   }
 }
 
-/** Thrown (code `call_timeout`) when a call gets no answer within the time allowed. */
+/** Thrown (code `call_timeout`) when a call gets no answer in time. */
 export class CallTimeout extends TechnocoreError {
   /** Always `call_timeout`. */
   declare readonly code: 'call_timeout';
   /** The mailbox, or the channel's name, that was called. */
   readonly room: string;
-  /** The id of the request; empty if the time was up before it had one. */
+  /** The id of the request; empty if the time ran out before the request had one. */
   readonly id: string;
   /** How long the call waited, in milliseconds. */
   readonly afterMs: number;
   /**
-   * The likeliest reason. `no-room`: nobody else has written to that mailbox; `no-server`: its server's presence note
-   * says that it ended, or is out of date; `no-answer`: a server is or may be there, and did not answer in time.
+   * The likeliest reason. `no-room`: nobody else has written to that mailbox; `no-server`: the presence note of its
+   * server has expired or says that the server ended; `no-answer`: a server is or may be running, and did not answer in
+   * time.
    */
   readonly reason: 'no-room' | 'no-server' | 'no-answer';
   constructor(room: string, id: string, afterMs: number, reason: CallTimeout['reason'], hint: string, cause?: unknown) {
@@ -512,8 +514,8 @@ export class DecryptError extends TechnocoreError {
   /** Always `decrypt`. */
   declare readonly code: 'decrypt';
   /**
-   * What failed. `encoding`: the text does not have the outer form; `key`: the public key in it cannot be used; `tag`:
-   * the text was changed, or encrypted to another key; `layout`: it was decrypted, and its contents are malformed.
+   * What failed. `encoding`: the text is not in the expected encoding; `key`: the public key in it cannot be used;
+   * `tag`: the text was modified, or encrypted for another key; `layout`: it decrypts, but its contents are malformed.
    */
   readonly layer: 'encoding' | 'key' | 'tag' | 'layout';
   constructor(layer: DecryptError['layer'], message: string) {
@@ -530,7 +532,7 @@ export class DecryptError extends TechnocoreError {
 export class BadInvite extends TechnocoreError {
   /** Always `bad_invite`. */
   declare readonly code: 'bad_invite';
-  /** The part at fault: `parse` (no link at all), `missing channel`, `bad channel`, `bad fragment`, `bad key` … */
+  /** What is wrong: `parse` (not a link at all), `missing channel`, `bad channel`, `bad fragment`, `bad key` … */
   readonly reason: string;
   constructor(reason: string) {
     super('bad_invite', `invalid invite: ${reason === 'parse' ? 'not a link' : reason}`);
@@ -543,8 +545,8 @@ export class RelayRefused extends TechnocoreError {
   /** Always `relay_refused`. */
   declare readonly code: 'relay_refused';
   /**
-   * Why. `no-channel`: never opened, or forgotten; `exists`: the channel to open is there already; `full`: both seats are
-   * taken; `nobody`: the other seat is empty; `token`: the token is not accepted.
+   * Why. `no-channel`: the channel was never opened, or has expired; `exists`: the channel to open already exists;
+   * `full`: both seats are taken; `nobody`: the other seat is empty; `token`: the token is not accepted.
    */
   readonly reason: 'no-channel' | 'exists' | 'full' | 'nobody' | 'token';
   constructor(reason: RelayRefused['reason'], message: string) {
@@ -565,7 +567,7 @@ export class HandshakeFailed extends TechnocoreError {
   }
 }
 
-/** Thrown (code `session_closed`) when a parley channel is closed and nothing more can be sent through it. */
+/** Thrown (code `session_closed`) when a parley channel is closed, so nothing more can be sent through it. */
 export class SessionClosed extends TechnocoreError {
   /** Always `session_closed`. */
   declare readonly code: 'session_closed';

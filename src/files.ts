@@ -1,16 +1,19 @@
 /**
- * Files that survive a crash, and locks that survive their owner. Needs Node (or Bun, Deno), and asks for it at call
+ * Files that survive a crash, and locks that survive their owner. Needs Node, Bun or Deno, which is looked up at call
  * time only.
  *
- * A lock is a name, `<path>`, that is a second hard link to a file whose first name, `<path>.<owner>`, says who holds it:
+ * A lock `<path>` is a second hard link to an entry, a file named `<path>.<owner>` that tells who holds it:
  *
- * - taking it: make the own entry, link `<path>` to it. The link is the test, the set and the signature in one step.
- * - releasing it: unlink `<path>`, then the entry.
- * - taking it over: rename the dead owner's entry onto the own one. Of several who try, one succeeds, the others find
- *   nothing to rename; who succeeds holds the lock, and if it dies as well, its entry is the next one to be renamed.
+ * - To take it: create our own entry and link `<path>` to it. The link tests, sets and signs the lock in one step.
+ * - To release it: unlink `<path>`, then the entry.
+ * - To take it over: rename the dead owner's entry to our own. Of several processes that try, one succeeds, and the others
+ *   find nothing to rename. The winner holds the lock; if it dies as well, its entry is the next one to be renamed.
  *
- * So only the process whose entry is the same file ever unlinks `<path>`: nobody can check an owner and then remove the
- * lock of the next one. A process can be killed between any two steps.
+ * So only the process whose entry is the same file ever unlinks `<path>`. Nobody can check one owner and then remove
+ * the lock of the next. A process may be killed between any two steps.
+ *
+ * Lock code awaits every file operation, although most are synchronous: a test passes asynchronous ones to interleave
+ * several processes.
  *
  * @module
  */
@@ -19,8 +22,8 @@ import { randomBytes, sha256 } from './crypto.ts';
 import { TechnocoreError, Unavailable } from './errors.ts';
 import { type Clock, randomFloat } from './http.ts';
 
-// What is used of Node; the library compiles without Node's types. What touches names alone takes microseconds, less than
-// the way to a thread and back, and is done at once; what waits for the disk is not.
+// The part of Node that is used here; the library compiles without Node's types. Operations on names take microseconds,
+// less than a trip to the thread pool, so they are synchronous; operations that wait for the disk are not.
 interface Handle {
   writeFile(text: string): Promise<void>;
   sync(): Promise<void>;
@@ -65,27 +68,27 @@ export function systemCode(e: unknown): string | undefined {
   return typeof code === 'string' ? code : undefined;
 }
 
-/** The most bytes of a file that is read: V8 cannot hold longer strings. */
+/** The maximum size of a file: V8 has no longer strings. */
 const MAX_BYTES = 2 ** 29;
 
-/** An error like one of the system, for a file that we refuse to read. */
+/** An error in the form of a system error, for a file that we refuse to read. */
 const unusable = (path: string, code: string): Error => Object.assign(new Error(`${path}: ${code}`), { code });
 
-/** The error for platforms without files, such as browsers and Workers. */
+/** The error for platforms without a file system, such as browsers and Workers. */
 export const noFileSystem = (): Unavailable =>
   new Unavailable('there is no file system here: this needs Node, Bun or Deno');
 
-/** Whether this is Cloudflare's runtime of Workers, whose `node:fs` forgets all files with the request. */
+/** Whether this is Cloudflare Workers, where `node:fs` loses all files at the end of a request. */
 const isWorkerd = (): boolean =>
   (globalThis as { navigator?: { userAgent?: string } }).navigator?.userAgent === 'Cloudflare-Workers';
 
-/** The error to throw for an error of the system: one of ours if a runtime with permissions (Deno) denied one. */
+/** The error to throw for a system error: one of ours if a runtime with permissions (Deno) denied access. */
 function refusalOf(cause: unknown): unknown {
   const { name, message } = (cause ?? {}) as { name?: unknown; message?: unknown };
   return name === 'NotCapable' ? new Unavailable(`this program has no permission: ${message}`, cause) : cause;
 }
 
-/** A builtin module whose errors are passed through {@link refusalOf}. */
+/** Wraps a built-in module so that its errors pass through {@link refusalOf}. */
 function permitted<T extends object>(module: T): T {
   // The target is not the module itself: a proxy must return the fixed properties of its target unchanged.
   return new Proxy({} as T, {
@@ -118,16 +121,18 @@ async function unless<T>(codes: string[], work: () => T | Promise<T>): Promise<T
   }
 }
 
-/** A process, as it is part of a file's name. Members are empty if the platform does not tell. */
+/**
+ * The identity of a process, as it appears in file names. Members are empty where the platform does not provide them.
+ */
 interface Owner {
   readonly pid: string;
-  /** When the process started, in ticks since the machine did: pids are reused, pairs of both are not. */
+  /** When the process started, in ticks since boot: a pid may be reused, the pair is not. */
   readonly start: string;
-  /** An id of the machine's present run. */
+  /** An id of the machine's current boot. */
   readonly boot: string;
   /** The pid namespace, outside of which the pid means nothing. */
   readonly space: string;
-  /** The machine. */
+  /** A hash that identifies the machine. */
   readonly host: string;
 }
 
@@ -140,15 +145,15 @@ interface Owned extends Owner {
 const OWNED =
   /^(?<base>.+)\.(?<pid>\d+)-(?<start>\d*)-(?<boot>[0-9a-f]*)-(?<space>\d*)-(?<host>[0-9a-f]+)-[0-9a-f]{12}(?<temporary>\.tmp)?$/;
 
-/** A file that is appended to. When a promise resolves, its text is on disk. One call at a time. */
+/** An append-only file. When a promise resolves, the text is on disk. One call at a time. */
 export interface Log {
   append(text: string): Promise<void>;
-  /** Replaces the whole text: at any time, either the old or the new one is there, complete. */
+  /** Atomically replaces the whole text. */
   replace(text: string): Promise<void>;
   close(): Promise<void>;
 }
 
-/** How long a lock is waited for, ms, and after how much of that `onWait` is called. */
+/** How long to wait for a lock, ms, and how long before `onWait` is called. */
 const PATIENCE_MS = 30_000;
 const SILENCE_MS = 2000;
 
@@ -160,7 +165,7 @@ export class Files {
   readonly os: Os;
   readonly #me: Owner;
 
-  /** @throws Unavailable there is no file system here (a browser, a Worker), or no permission to use it */
+  /** @throws an {@link Unavailable} if there is no file system (a browser, a Worker), or no permission to use it */
   constructor() {
     const { process } = globalThis as { process?: Process };
     const builtin = <T>(id: string): T => {
@@ -183,7 +188,7 @@ export class Files {
     const pid = String(process!.pid);
     this.#me = {
       pid,
-      // A /proc of another pid namespace would speak of other processes.
+      // A /proc of another pid namespace would describe other processes.
       start: first(() => this.#fs.readlinkSync('/proc/self')) === pid ? (this.#running(pid)?.start ?? '') : '',
       boot: first(() => this.#fs.readFileSync('/proc/sys/kernel/random/boot_id', 'utf8')).slice(0, 8),
       space: first(() => this.#fs.readlinkSync('/proc/self/ns/pid')).replace(/\D/g, ''),
@@ -193,7 +198,7 @@ export class Files {
 
   // --- files ----------------------------------------------------------------------------------------------------
 
-  /** True if the mode of a file tells who can read it. */
+  /** Whether the mode of a file determines who can read it. */
   get hasModes(): boolean {
     return this.#process.platform !== 'win32';
   }
@@ -201,12 +206,12 @@ export class Files {
   /** The text of a file, with its mode; undefined if there is no such file. */
   async read(path: string): Promise<{ text: string; mode: number } | undefined> {
     const { O_RDONLY, O_NONBLOCK = 0 } = this.#fs.constants;
-    // Non-blocking, since a pipe in the place of the file would block us without end.
+    // Non-blocking, since a pipe in place of the file would block forever.
     const file = await unless(['ENOENT'], () => this.#fs.openSync(path, O_RDONLY | O_NONBLOCK));
     if (file === undefined) return undefined;
     try {
       const stat = this.#fs.fstatSync(file);
-      // A device may have no end, and a pipe does not return what was written before.
+      // A device may never end, and a pipe does not return what was written to it before.
       if (!stat.isFile() && !stat.isDirectory()) throw unusable(path, 'it is not a regular file');
       if (stat.size > MAX_BYTES) throw unusable(path, 'it is too large');
       return { text: this.#fs.readFileSync(file, 'utf8'), mode: stat.mode & 0o777 };
@@ -215,13 +220,13 @@ export class Files {
     }
   }
 
-  /** Makes a directory and those above it, for the owner alone. */
+  /** Makes a directory and its missing parents, accessible only by the owner. */
   async makeDir(path: string): Promise<void> {
-    // The name of each new directory is in its parent, which must reach the disk.
+    // The name of each new directory is stored in its parent, which must reach the disk.
     for (const made of this.#makeDirs(path)) await this.syncDir(this.path.dirname(made));
   }
 
-  /** @returns those made, the innermost first */
+  /** @returns the directories created, innermost first */
   #makeDirs(path: string): string[] {
     const above = this.path.dirname(path);
     try {
@@ -230,7 +235,7 @@ export class Files {
       if (systemCode(e) !== 'ENOENT' || above === path) throw e;
     }
     const made = this.#makeDirs(above);
-    // Once: Node's `recursive` retries without end where a directory accepts no new names, as in /proc.
+    // Node's `recursive` retries forever where a directory accepts no new names, as in /proc.
     return [...this.#mkdir(path), ...made];
   }
 
@@ -239,7 +244,7 @@ export class Files {
       this.#fs.mkdirSync(path, { mode: 0o700 });
       return [path];
     } catch (e) {
-      // The directory may exist, whatever error the system reports for creating it again.
+      // The directory may exist already: the error that systems report for that varies.
       if (this.#isDirectory(path)) return [];
       throw e;
     }
@@ -253,12 +258,12 @@ export class Files {
     }
   }
 
-  /** Makes sure that the names in a directory are on disk. */
+  /** Flushes the names in a directory to disk. */
   async syncDir(path: string): Promise<void> {
     if (!this.hasModes) return;
     const file = this.#fs.openSync(path, 'r');
     try {
-      // Some network file systems refuse this; they store names at once anyway.
+      // Some network file systems refuse this, but they store names at once anyway.
       await unless(['EINVAL', 'ENOTSUP'], () => this.#sync(file));
     } finally {
       this.#fs.closeSync(file);
@@ -271,12 +276,12 @@ export class Files {
     });
   }
 
-  /** Replaces a file, readable by its owner only: at any time, either the old or the new text is there, complete. */
+  /** Atomically replaces a file, readable only by its owner. */
   async replace(path: string, text: string): Promise<void> {
     await this.#written(path, text, (temporary) => this.#fs.renameSync(temporary, path));
   }
 
-  /** Creates a file, readable by its owner only. @returns false if there was one, which is left as it is */
+  /** Creates a file, readable only by its owner. @returns false if it exists already; it is then left unchanged */
   async create(path: string, text: string): Promise<boolean> {
     let made = true;
     await this.#written(path, text, (temporary) => {
@@ -290,7 +295,7 @@ export class Files {
     return made;
   }
 
-  /** A file that is appended to, readable by its owner only. */
+  /** An append-only file, readable only by its owner. */
   log(path: string): Log {
     let handle: Handle | undefined;
     const close = async (): Promise<void> => {
@@ -334,26 +339,26 @@ export class Files {
 
   // --- owners ---------------------------------------------------------------------------------------------------
 
-  /** A unique name beside `path` that names this process as its owner. */
+  /** A unique file name beside `path` that names this process as its owner. */
   #name(path: string): string {
     const { pid, start, boot, space, host } = this.#me;
     return `${path}.${pid}-${start}-${boot}-${space}-${host}-${toHex(randomBytes(6))}`;
   }
 
-  /** What the system tells of a process; undefined if nothing. */
+  /** What the system knows about a process; undefined if nothing. */
   #running(pid: string): { start: string; ended: boolean } | undefined {
     try {
       const stat = this.#fs.readFileSync(`/proc/${pid}/stat`, 'utf8');
-      // The second field is the program's name, in parentheses, and may hold anything.
+      // The second field is the program's name, in parentheses, and may contain anything.
       const fields = stat.slice(stat.lastIndexOf(')') + 2).split(' ');
-      // A zombie counts as ended once its last thread is gone: no call of it can still take effect.
+      // A zombie has ended once its last thread is gone: none of its system calls can still take effect.
       return { start: fields[19] ?? '', ended: /^[ZX]/.test(fields[0]!) && Number(fields[17]) <= 1 };
     } catch {
       return undefined;
     }
   }
 
-  /** Whether an owner is certainly dead. Of another machine or container that cannot be told here. */
+  /** Whether an owner is certainly dead. That is unknown if it belongs to another machine or container. */
   #isDead(owner: Owner): boolean {
     const me = this.#me;
     if (owner.host !== me.host) return false;
@@ -373,9 +378,10 @@ export class Files {
   /**
    * Takes the lock called `path`. Waits for it for up to 30 seconds.
    *
-   * @param onWait called once, after 2 seconds, with who has it
-   * @returns a function that releases it, and never throws
-   * @throws an {@link Unavailable} if somebody keeps it, or the file system has no hard links; says who, and what to do
+   * @param onWait called once, after 2 seconds, with a description of the holder
+   * @returns a function that releases the lock and never throws
+   * @throws an {@link Unavailable} if another process keeps it (the message says which, and what to do), or if the file
+   * system has no hard links
    * @throws the signal's reason when it aborts
    */
   async lock(
@@ -386,9 +392,9 @@ export class Files {
   ): Promise<() => Promise<void>> {
     const fs = this.#fs;
     const mine = this.#name(path);
-    // Counted by sleeping: clocks get set.
+    // Counted in sleeps, since the clock may be set.
     let left = PATIENCE_MS;
-    let isTold = false;
+    let notified = false;
     try {
       fs.closeSync(await fs.openSync(mine, 'wx', 0o600));
       for (let tries = 0; ; tries++) {
@@ -399,11 +405,11 @@ export class Files {
         } catch (e) {
           if (systemCode(e) !== 'EEXIST') throw e;
         }
-        // Not each time: finding out who holds it costs more than trying again.
+        // Not every time: finding the holder costs more than trying again.
         if (tries % 8 === 4 && (await this.#takeOver(path, mine))) break;
         if (left <= 0) throw await this.#held(path);
-        if (onWait && !isTold && left <= PATIENCE_MS - SILENCE_MS) {
-          isTold = true;
+        if (onWait && !notified && left <= PATIENCE_MS - SILENCE_MS) {
+          notified = true;
           onWait(await this.#whoHas(path));
         }
         const ms = 1 + randomFloat(randomBytes) * Math.min(2 ** tries, 24);
@@ -423,7 +429,7 @@ export class Files {
       if (await this.#same(path, mine)) await this.#remove(path);
       await this.#remove(mine);
     } catch {
-      // The disk fails. What was done under the lock is done, and the next one who wants the lock gets the error.
+      // The disk is failing. The work under the lock is done, and whoever wants the lock next gets the error.
     }
   }
 
@@ -435,7 +441,7 @@ export class Files {
     return first !== undefined && first === (await inode(other));
   }
 
-  /** The files of a directory that name their owner, each with its path. */
+  /** The files in a directory that name their owner, each with its path. */
   async #owned(dir: string): Promise<[string, Owned][]> {
     return (await this.#fs.readdirSync(dir)).flatMap((name): [string, Owned][] => {
       const owned = OWNED.exec(name)?.groups as unknown as Owned | undefined;
@@ -457,11 +463,11 @@ export class Files {
     const [entry, owner] = (await this.#holder(path)) ?? [];
     if (entry === undefined || !this.#isDead(owner!)) return false;
     await unless(['ENOENT'], () => this.#fs.renameSync(entry, mine));
-    // False if another process was faster, or the owner released the lock just before it died.
+    // False if another process was faster, or if the owner released the lock just before it died.
     return this.#same(mine, path);
   }
 
-  /** Who holds a lock, in words. */
+  /** A description of the holder of a lock. */
   async #whoHas(path: string): Promise<string> {
     const [, owner] = (await this.#holder(path)) ?? [];
     const me = this.#me;
@@ -478,19 +484,19 @@ export class Files {
   }
 
   /**
-   * Removes what dead processes have left in a directory: locks, entries, unfinished files. What cannot be removed stays.
+   * Removes what dead processes left in a directory: locks, entries, unfinished files. What cannot be removed stays.
    *
-   * @param bases only what belongs to the files or locks of these names; default: everything
+   * @param bases the files and locks to tidy; default: all
    */
   async tidy(dir: string, bases?: readonly string[]): Promise<void> {
     for (const [path, owned] of await this.#owned(dir).catch(() => [])) {
-      if (!(bases?.includes(owned.base) ?? true) || !this.#isDead(owned)) continue;
+      if (bases?.includes(owned.base) === false || !this.#isDead(owned)) continue;
       await this.#bury(path, owned, this.path.resolve(dir, owned.base)).catch(() => {});
     }
   }
 
   async #bury(path: string, owned: Owned, lock: string): Promise<void> {
-    // Checked after the death: what a dead process does not hold now, it never will.
+    // Checked after the death, so the answer is final.
     if (owned.temporary || !(await this.#same(path, lock))) return this.#remove(path);
     const mine = this.#name(lock);
     await this.#takeOver(lock, mine);

@@ -1,5 +1,5 @@
 /**
- * Text as the service stores it, and frames as one line of ASCII: the only codec of the project.
+ * The form in which the service stores text, and the codec that writes frames as one line of ASCII.
  *
  * A room stores text after a sweep: control, format, private-use, surrogate and separator characters become blanks, and
  * both ends are trimmed. A frame is JSON that the sweep cannot change: compact, with every character outside U+0020 to
@@ -21,16 +21,18 @@ export type Json = null | boolean | number | string | Json[] | { [key: string]: 
 /** A decoded frame: a JSON object, or an array (a batch). Untrusted: nothing inside has been checked. */
 export type Frame = { [key: string]: Json } | Json[];
 
-// Cs finds lone surrogates only: under the `u` flag a pair is one code point of another category.
+// Cs matches lone surrogates only: under the `u` flag a pair is one code point of another category.
 const SWEPT = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu;
 
-/** The `_meta` member of params or of a result; an empty object where there is none. */
+/** The `_meta` member of params or of a result; an empty object if there is none. */
 export function metaIn(holder: unknown): { [key: string]: Json } {
   const meta = isObject(holder) ? holder['_meta'] : undefined;
   return isObject(meta) ? (meta as { [key: string]: Json }) : {};
 }
 
-/** The text with a blank for every character that the sweep replaces: safe to print on a terminal, whoever wrote it. */
+/**
+ * Replaces every character that the sweep replaces by a blank, which makes untrusted text safe to print on a terminal.
+ */
 export const blanked = (text: string): string => text.replace(SWEPT, ' ');
 
 /** Number of code points; a lone surrogate counts as one. */
@@ -49,11 +51,12 @@ export function codePoints(text: string): number {
  * Returns a text as the service will store it: each code point of Unicode category Cc, Cf, Cs, Co, Zl or Zp becomes one
  * blank, then white space is trimmed at both ends. Nothing is normalized. A signature covers the swept text.
  *
- * @param limit the most code points allowed afterwards; default {@link MAX_TEXT}, for messages ({@link MAX_NOTE}: notes)
- * @param what what the caller knows the text as, for the error message
+ * @param limit the maximum length of the result in code points; default {@link MAX_TEXT}, for messages (use
+ * {@link MAX_NOTE} for notes)
+ * @param what a description of the text for the error message
  * @throws a {@link TechnocoreError} `bad_text` if it is not a string
  * @throws an {@link EmptyText} if nothing is left
- * @throws a {@link FrameTooLong} if more than `limit` code points are left
+ * @throws a {@link FrameTooLong} if the result is longer than `limit`
  * @example
  * ```ts
  * import { sweep } from 'technocore-rpc';
@@ -64,7 +67,7 @@ export function codePoints(text: string): number {
 export function sweep(text: string, limit: number = MAX_TEXT, what = 'the text'): string {
   const swept = blanked(checkText(text, what)).trim();
   if (swept === '') throw new EmptyText();
-  // Counting is needed only where UTF-16 units could mislead.
+  // A text has at most as many code points as UTF-16 units, so only long texts need counting.
   if (swept.length > limit) {
     const chars = codePoints(swept);
     if (chars > limit) throw new FrameTooLong(chars, limit);
@@ -90,10 +93,10 @@ export function stringify(value: unknown): string {
   return text;
 }
 
-/** Encodes a JSON value as one line of ASCII of any length: {@link encode} without its limit. */
+/** Encodes a JSON value as one line of ASCII of any length: {@link encode} without the limit. */
 export function encodeLong(frame: unknown): string {
   const text = stringify(frame);
-  // Control characters are escaped by now, all but DEL, which the service sweeps.
+  // `JSON.stringify` has escaped the control characters, except DEL, which the service sweeps.
   if (isAscii(text)) return text;
   let ascii = '';
   let from = 0;
@@ -144,30 +147,30 @@ export function encodeWithin(frame: Json, limit: number): string {
 /**
  * Decodes the frame in a text. Never throws.
  *
- * @returns the JSON object or array; undefined for any other text, and for a text longer than a message that is nested
- * more than 1,000 levels deep or holds more than a million values
+ * @returns the JSON object or array; undefined for any other text. A text that is longer than a message must not nest
+ * deeper than 1,000 levels or hold more than a million values
  */
 export function decode(text: string): Frame | undefined {
   try {
     if (text.length > MAX_TEXT && isExcessive(text)) return undefined;
-    // Most texts that are not frames are plain words: having the parser refuse one costs as much as all else about it.
+    // Most texts that are not frames are plain words, and it is costly to have the parser reject one.
     return /^[\t\n\r ]*[[{]/.test(text) ? JSON.parse(text) : undefined;
   } catch {
     return undefined;
   }
 }
 
-/** The deepest nesting that is read: code that copies, compares or writes the values recurses just as deep. */
+/** The deepest nesting that is accepted: code that copies, compares or writes the values recurses just as deep. */
 const MAX_DEPTH = 1000;
 
 /**
- * The most values in one text: a value takes up to a hundred bytes of memory, though its text may be three bytes long.
+ * The maximum number of values in one text: a value may take a hundred bytes of memory and three bytes of text.
  */
 const MAX_VALUES = 1 << 20;
 /** Shorter texts cannot hold more than {@link MAX_VALUES} values. */
 const MANY_CHARS = 2 * MAX_VALUES;
 
-/** True for JSON text that is nested too deeply for code that works on its values, or holds too many of them. */
+/** Whether a JSON text nests too deeply or holds too many values. */
 function isExcessive(text: string): boolean {
   let depth = 0;
   let values = 0;
@@ -184,7 +187,7 @@ function isExcessive(text: string): boolean {
   return false;
 }
 
-/** The position of the closing quote of a string that begins at `start`; the length of the text if there is none. */
+/** The position of the closing quote of the string that begins at `start`; the length of the text if there is none. */
 function endOfString(text: string, start: number): number {
   for (let at = text.indexOf('"', start + 1); at > 0; at = text.indexOf('"', at + 1)) {
     let slashes = 0;
@@ -210,8 +213,8 @@ function checkExtent(text: string): void {
 }
 
 /**
- * Matches members called `name` (ASCII letters), in any spelling that JSON has for it, whose value is an integer. Inside
- * a JSON string the quotes around such a name are escaped, so that it does not match.
+ * Matches members called `name` (ASCII letters), in any spelling that JSON allows, whose value is an integer. Inside a
+ * JSON string the quotes around such a name are escaped, so it does not match.
  */
 function integerOf(name: string): RegExp {
   const letters = [...name].map((c) => {
@@ -224,13 +227,13 @@ function integerOf(name: string): RegExp {
 const INTEGERS = { nonce: /* @__PURE__ */ integerOf('nonce'), seq: /* @__PURE__ */ integerOf('seq') };
 
 /**
- * {@link parseJson}, except that an integer in a member called `name` becomes a string of its exact digits: nonces and
- * seqs have up to 20 digits, and a double holds 15.
+ * {@link parseJson}, except that an integer in a member called `name` becomes a string of its exact digits: a nonce or
+ * seq has up to 20 digits, and a double holds 15.
  *
  * @throws SyntaxError as {@link parseJson}
  */
 export function parseExact(text: string, name: 'nonce' | 'seq'): unknown {
-  // One replacement and no callback of ours: however long an untrusted text is, it costs only twice what parsing it does.
+  // A single replacement without a callback costs no more than the parsing, however long an untrusted text is.
   checkExtent(text);
   return JSON.parse(text.replace(INTEGERS[name], '$1"$2"'));
 }

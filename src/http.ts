@@ -1,6 +1,6 @@
 /**
- * The one HTTP request and the one long-poll loop, and what they share: clock, randomness and budgets. This file knows
- * neither rooms nor relays; both are built on it.
+ * The one HTTP request function and the one long-poll loop, with what they share: clock, randomness and budgets. This
+ * file knows neither rooms nor relays; both are built on it.
  *
  * @module
  */
@@ -22,17 +22,17 @@ import { getOrMake } from './maps.ts';
 
 export { type Clock, onAbort, randomFloat, systemClock } from './clock.ts';
 
-/** Something worth knowing that did not end the operation, as {@link Options.onEvent} gets it. */
+/** Something worth knowing that did not end the operation, as passed to {@link Options.onEvent}. */
 export interface Event {
   /**
-   * What happened. From any function: `retry` (a failed request is tried again), `throttled` (the same after HTTP 429),
-   * `refused` and `skipped` (something was not accepted; `reason` says why). From readers of rooms: `gap` (messages were
-   * lost), `epoch` (the room was recreated). From calls: `late` (an answer that nobody waits for any more), `spilled` (a
-   * long answer was read from notes). From servers: `warning`, `handler-error`, `unanswered`, `undrained`, `unkept`,
-   * `forgetful`, `unclaimed` and others. More may be added.
+   * What happened. From any function: `retry` (a failed request is retried), `throttled` (the same after HTTP 429),
+   * `refused` and `skipped` (something was not accepted; `reason` says why). From room readers: `gap` (messages were
+   * lost), `epoch` (the room was recreated). From calls: `late` (an answer that nobody waits for any more), `spilled`
+   * (a long answer was read from notes). From servers: `warning`, `handler-error`, `unanswered`, `undrained`, `unkept`,
+   * `forgetful`, `unclaimed` and others. More kinds may be added.
    */
   kind: string;
-  /** Members that depend on the kind, such as `room`, `from`, `reason`, `cause`, and `afterMs` in milliseconds. */
+  /** Details that depend on the kind, such as `room`, `from`, `reason`, `cause`, and `afterMs` in milliseconds. */
   [detail: string]: unknown;
 }
 
@@ -45,26 +45,27 @@ export interface Options {
   base?: string | undefined;
   /** The function that sends requests. Default: the global `fetch`. */
   fetch?: typeof fetch | undefined;
-  /** Aborts the operation, which then rejects with the signal's reason. */
+  /** Aborts the operation, which then throws the signal's reason. */
   signal?: AbortSignal | undefined;
   /** The source of time. Default: {@link systemClock}. */
   clock?: Clock | undefined;
-  /** The source of random bytes: returns as many as asked for. Default: the platform's `crypto.getRandomValues`. */
+  /** The source of random bytes: returns as many as requested. Default: the platform's `crypto.getRandomValues`. */
   random?: ((bytes: number) => Uint8Array) | undefined;
   /**
-   * How writes are sent. `auto` (default): by GET, or by POST where a URL cannot carry the text (it would be longer than
-   * 16,000 bytes, or the text is `.` or `..`). `get`: never by POST, for programs that can only GET; what a URL cannot
-   * carry is then error `post_only`. `post`: always by POST.
+   * How writes are sent. `auto` (default): by GET, or by POST if a URL cannot carry the text (it would be longer than
+   * 16,000 bytes, or the text is `.` or `..`). `get`: always by GET, for programs that cannot POST; a text that a URL
+   * cannot carry is then the error `post_only`. `post`: always by POST.
    */
   lane?: 'auto' | 'get' | 'post' | undefined;
-  /** Called with each event, and not waited for. What it throws is ignored, and so is the failure of a promise. */
+  /** Called with each event and not awaited. Anything that it throws, or that its promise rejects with, is ignored. */
   onEvent?: ((event: Event) => void) | undefined;
 }
 
 type Shared = Map<object, unknown>;
 
 /**
- * Options, resolved. Transports with the same base, `fetch` and clock share budgets, read loops and all else in `shared`.
+ * Resolved options. Transports with the same base, `fetch` and clock share budgets, read loops and everything else in
+ * `shared`.
  */
 export interface Transport {
   readonly base: string;
@@ -78,48 +79,43 @@ export interface Transport {
 
 const DEFAULT_BASE = 'https://technocore.chat';
 
-// fetch -> clock -> base -> what is shared. Weak, so that all of a simulated world is garbage-collected with its clock.
+// fetch -> clock -> base -> shared state. Weak, so that a whole simulated world is garbage-collected with its clock.
 const worlds = new WeakMap<typeof fetch, WeakMap<Clock, Map<string, Shared>>>();
 
 /**
- * The service that the environment names, where there is one.
+ * The service that the environment names, if any.
  *
  * @internal
  */
 export function environmentUrl(): string | undefined {
   try {
     const { process } = globalThis as { process?: { env?: Record<string, string | undefined> } };
-    // Set to nothing is the way of shells and containers to unset it.
+    // Shells and containers often set a variable to the empty string to unset it.
     return process?.env?.['TECHNOCORE_URL'] || undefined;
   } catch {
-    // A sandbox that does not let us read the environment.
+    // A sandbox may deny access to the environment.
     return undefined;
   }
 }
 
 /**
- * The transport that options describe.
+ * The transport that the options describe.
  *
  * @throws a {@link BadName} if `base` is not an http or https address
- * @throws a {@link TechnocoreError} `bad_option` if the options are not an object, or `signal` or a function is something
- * else
+ * @throws a {@link TechnocoreError} `bad_option` if the options are not an object, or if `signal` or a function option
+ * has the wrong type
  */
 export function transportOf(o: Options = {}): Transport {
   const means = meansOf(o);
-  const { base } = o;
-  const what = base === undefined ? 'TECHNOCORE_URL' : 'the option base';
-  return transportAt(
-    means,
-    base ?? environmentUrl() ?? DEFAULT_BASE,
-    what,
-    'the URL of a service, like http://127.0.0.1:8080',
-  );
+  const address = o.base ?? environmentUrl() ?? DEFAULT_BASE;
+  const what = o.base === undefined ? 'TECHNOCORE_URL' : 'the option base';
+  return transportAt(means, address, what, 'the URL of a service, like http://127.0.0.1:8080');
 }
 
 /**
- * As {@link transportOf}, to an address that is given instead of the option `base`.
+ * Like {@link transportOf}, but to the given address instead of the option `base`.
  *
- * @param wanted what the address should be, for the error message
+ * @param wanted a description of a valid address for the error message
  */
 export function transportTo(address: string, o: Options, wanted: string): Transport {
   return transportAt(meansOf(o), address, 'the address', wanted);
@@ -135,14 +131,14 @@ function transportAt(means: Transport, address: string, what: string, wanted: st
 }
 
 /**
- * As {@link transportOf}, for functions that need a clock, random bytes or a listener, but no service. The address is
- * not looked at, so a wrong one does not matter, and nothing is shared with other transports.
+ * Like {@link transportOf}, for functions that need a clock, random bytes or a listener, but no service. It ignores the
+ * address and shares nothing with other transports.
  *
- * @throws a {@link TechnocoreError} `bad_option` if the options are not an object, or `signal` or a function is something
- * else
+ * @throws a {@link TechnocoreError} `bad_option` if the options are not an object, or if `signal` or a function option
+ * has the wrong type
  */
 export function meansOf(o: Options): Transport {
-  // A transport may outlive a call, so it must not hold on to the other options, such as a signal or a ledger.
+  // A transport may outlive a call, so it must not retain the other options, such as a signal or a ledger.
   const { onEvent, random, fetch = globalThis.fetch, clock = systemClock, lane = 'auto' } = checkObject(o);
   checkFunctions(o, ['onEvent', 'random', 'fetch']);
   signalOf(o);
@@ -154,7 +150,7 @@ export function meansOf(o: Options): Transport {
     lane,
     onEvent: (event) => {
       if (!onEvent) return;
-      // A broken listener must not break what it listens to, whether it throws or rejects.
+      // A broken listener must not break the operation, whether it throws or rejects.
       try {
         Promise.resolve(onEvent(event)).catch(() => {});
       } catch {}
@@ -163,17 +159,17 @@ export function meansOf(o: Options): Transport {
   };
 }
 
-/** The address of a service without the user name and password that may be in it, for messages. */
+/** The address of a service for messages, without the user name and password that it may contain. */
 export const shownBase = (base: string): string => base.replace(/^(\w*(?!\w):?\/*)[^/]*@/, '$1');
 
-/** The value that all transports to one service share under `key`; made at first use. */
+/** The value that all transports to one service share under `key`; created on first use. */
 export function sharedOf<T>(t: Transport, key: object, make: () => T): T {
   return getOrMake(t.shared as Map<object, T>, key, make);
 }
 
 const BUDGETS = {};
 
-/** The read or write budget that the service grants our address: one account for all transports to that service. */
+/** The read or write budget that the service grants our address, shared by all transports to that service. */
 export function budgetOf(t: Transport, bucket: 'read' | 'write'): Budget {
   const budgets = sharedOf(t, BUDGETS, () => ({
     read: new Budget(t.clock, 'read'),
@@ -185,17 +181,17 @@ export function budgetOf(t: Transport, bucket: 'read' | 'write'): Budget {
 /** How often the reference service checks whether a parked read has something to return, ms. */
 const STEP_MS = 500;
 
-/** What is known of a service's timing: its round trips, and whether it wakes parked reads only at coarse steps. */
+/** A service's timing as observed: its round trips, and whether it wakes parked reads only at coarse steps. */
 export class Rhythm {
   #rtt = Number.POSITIVE_INFINITY;
   #hits = 0;
 
-  /** True once two parked reads in a row were answered right at a step. */
+  /** True after two parked reads in a row were answered right at a step. */
   get coarse(): boolean {
     return this.#hits >= 2;
   }
 
-  /** Records that a request which the service did not hold was answered after `ms`. */
+  /** Records that the service answered a request without holding it, after `ms`. */
   answered(ms: number): void {
     this.#rtt = ms < this.#rtt ? ms : this.#rtt + (ms - this.#rtt) / 16;
   }
@@ -203,7 +199,7 @@ export class Rhythm {
   /** Records that a parked read returned messages after `ms`. */
   woken(ms: number): void {
     const late = ms - Math.min(this.#rtt, ms);
-    // Messages that were there before the read was parked tell nothing.
+    // An early answer means that the messages were already there, which says nothing about waking.
     if (late < STEP_MS * 0.3) return;
     const isHit = (late + STEP_MS / 10) % STEP_MS < STEP_MS / 5;
     this.#hits = isHit ? this.#hits + 1 : 0;
@@ -212,7 +208,7 @@ export class Rhythm {
 
 const RHYTHM = {};
 
-/** What is known of the timing of a transport's service. */
+/** The observed timing of a transport's service. */
 export function rhythmOf(t: Transport): Rhythm {
   return sharedOf(t, RHYTHM, () => new Rhythm());
 }
@@ -226,15 +222,15 @@ export interface Request {
   path: string;
   headers?: Record<string, string>;
   body?: string;
-  /** The budget it is charged to; none if absent. */
+  /** The budget that it is charged to; none if absent. */
   bucket?: 'read' | 'write';
-  /** How long the server may hold it, ms; default 0. */
+  /** How long the server may hold the request, ms; default 0. */
   waitMs?: number;
   /** How long headers and body may take beyond `waitMs`, ms; default 15,000. */
   timeoutMs?: number;
-  /** The most bytes of the body that are read; default 16 MiB. */
+  /** The maximum size of the body; default 16 MiB. */
   maxBytes?: number;
-  /** Clock time, ms, by which its turn in the budget must come; default: never too late. */
+  /** Clock time, ms, by which its turn in the budget must come; default: no limit. */
   deadline?: number;
   signal?: AbortSignal | undefined;
 }
@@ -247,11 +243,11 @@ export interface Reply {
 }
 
 /**
- * Sends one HTTP request, with one deadline for headers and body together. Redirects are not followed (a signed URL must
- * not reach another host), no more than `maxBytes` of the body are read, and nothing is retried.
+ * Sends one HTTP request, with one timeout for headers and body together. Redirects are not followed (a signed URL must
+ * not reach another host), at most `maxBytes` of the body are read, and nothing is retried.
  *
  * @throws a {@link RateLimited} if its turn in the budget would come after `deadline`; nothing was sent
- * @throws an {@link Unavailable} if there is no connection, the time is up, or the body is cut short or too large;
+ * @throws an {@link Unavailable} if the connection fails, the time is up, or the body is truncated or too large;
  * whether the request was executed is then unknown
  * @throws the signal's reason when it aborts
  */
@@ -266,7 +262,7 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
   const limitMs = (r.waitMs ?? 0) + (r.timeoutMs ?? 15_000);
   let forget!: () => void;
   let cancel!: () => void;
-  // Settled by whichever comes first: not even a fetch that ignores its signal may hold us up.
+  // Settled by whichever comes first, so that a fetch that ignores its signal cannot hold us up.
   const settled = new Promise<Reply>((resolve, reject) => {
     const end = (reason: unknown): void => {
       stop.abort(reason);
@@ -285,11 +281,11 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
     return reply;
   } catch (cause) {
     if (stop.signal.aborted) throw stop.signal.reason;
-    // Abandons what is still under way, such as the rest of the body.
+    // Cancels whatever is still under way, such as the rest of the body.
     stop.abort(OVER);
     if (TechnocoreError.is(cause)) throw cause;
     const shown = shownBase(t.base);
-    // The platform's own error quotes the address: with a password in it, the error must not become the cause.
+    // The platform's error quotes the address: if that has a password in it, the error must not become the cause.
     const how = neverSent(cause) ? 'could not be reached' : 'could not be reached, or the connection broke';
     throw new Unavailable(`${shown} ${how}${reasonOf(cause)}`, shown === t.base ? cause : undefined);
   } finally {
@@ -313,7 +309,7 @@ async function exchange({ base, fetch }: Transport, r: Request, signal: AbortSig
 async function bodyOf(response: Response, maxBytes: number, from: typeof fetch): Promise<string> {
   const announced = Number(response.headers.get('content-length') ?? Number.NaN);
   if (announced > maxBytes) throw new Unavailable(`the answer has ${announced} bytes, but the limit is ${maxBytes}`);
-  // The platform's own fetch reads no more than the announced length, unless the body is compressed.
+  // The platform's fetch reads no more than the announced length, unless the body is compressed.
   const isBound = announced >= 0 && from === globalThis.fetch && !response.headers.has('content-encoding');
   if (!response.body || isBound) return response.text();
   const reader = response.body.getReader();
@@ -343,7 +339,7 @@ export function retryAfterMs(reply: Reply, clock: Clock): number | undefined {
   return Number.isFinite(ms) ? Math.min(Math.max(ms, 0), 86_400_000) : undefined;
 }
 
-/** The error for a failed response of any HTTP service, by its status alone. */
+/** The error for a failed response of any HTTP service, by status alone. */
 export function failureOf(reply: Reply, bucket: 'read' | 'write', clock: Clock): TechnocoreError {
   const { status, text } = reply;
   if (status === 429) return new RateLimited(bucket, retryAfterMs(reply, clock) ?? 1000);
@@ -360,8 +356,8 @@ export function failureOf(reply: Reply, bucket: 'read' | 'write', clock: Clock):
 }
 
 /**
- * Settles as the promise does, or rejects with the signal's reason if that aborts first. The work behind the promise goes
- * on, for others who wait for it.
+ * Settles like the promise, or rejects with the signal's reason if it aborts first. The work behind the promise goes on
+ * for other waiters.
  */
 export function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined): Promise<T> {
   if (!signal) return promise;
@@ -372,7 +368,7 @@ export function orAbort<T>(promise: Promise<T>, signal: AbortSignal | undefined)
   });
 }
 
-/** A signal that aborts when another does, or after `ms`. `end` removes its timer and listener. */
+/** A signal that aborts when the given one does, or after `ms`. `end` removes its timer and listener. */
 export function within(t: Transport, ms: number, signal?: AbortSignal): { signal: AbortSignal; end: () => void } {
   const { stop, forget } = following(signal);
   const cancel = later(t.clock, ms, () => stop.abort(new Unavailable(`not done within ${Math.round(ms)} ms`)));
@@ -386,9 +382,9 @@ export function within(t: Transport, ms: number, signal?: AbortSignal): { signal
 }
 
 /**
- * What a function of the user's returned, once it is known.
+ * Awaits the result of a user's function.
  *
- * @throws an {@link Unavailable} if that takes longer than `ms`; what a promise rejects with; the signal's reason
+ * @throws an {@link Unavailable} if that takes longer than `ms`; the rejection of the promise; the signal's reason
  */
 export async function decided<T>(t: Transport, ms: number, result: T | Promise<T>, signal?: AbortSignal): Promise<T> {
   if (!isObject(result)) return result;
@@ -396,14 +392,14 @@ export async function decided<T>(t: Transport, ms: number, result: T | Promise<T
   return orAbort(Promise.resolve(result), until).finally(end);
 }
 
-/** Runs the jobs of each lane one at a time, in the order in which they came. */
+/** Runs the jobs of each lane one at a time, in order of arrival. */
 export class Lanes {
   readonly #last = new Map<string, Promise<void>>();
 
   /**
-   * Runs a job when those before it in its lane are done.
+   * Runs a job when the jobs before it in its lane are done.
    *
-   * @throws the signal's reason if it aborts before the job's turn; the job is then never run
+   * @throws the signal's reason if it aborts before the job's turn; the job then never runs
    */
   async run<T>(lane: string, job: () => Promise<T>, signal?: AbortSignal): Promise<T> {
     const before = this.#last.get(lane);
@@ -425,7 +421,7 @@ export class Lanes {
 }
 
 /**
- * Work that several callers may wait for. It is aborted when the last of them leaves, so that it keeps no program alive.
+ * Work that several callers may await. It is aborted when the last of them leaves, so that it keeps no program alive.
  */
 export class Joint<T> {
   readonly #stop: AbortController = new AbortController();
@@ -437,7 +433,7 @@ export class Joint<T> {
     this.#work.catch(() => {});
   }
 
-  /** True once it was aborted; who needs the work now must start it again. */
+  /** True once it was aborted; whoever needs the work now must start it again. */
   get isOff(): boolean {
     return this.#stop.signal.aborted;
   }
@@ -454,16 +450,18 @@ export class Joint<T> {
 
 const HEALTH = {};
 
-/** Why the service could not be used; empty again once it can be. */
+/** The failure that makes the service unusable, cleared as soon as it works again. */
 export function healthOf(t: Transport): { failure?: TechnocoreError | undefined } {
   return sharedOf(t, HEALTH, () => ({}));
 }
 
-/** How many odd answers in a row a poll that once worked waits out: some minutes' worth. */
-const MAX_ODD = 30;
+/** How many foreign answers in a row a poll that once worked waits out: a few minutes' worth. */
+const MAX_FOREIGN = 30;
 
-/** True for a refusal that does not begin with the status, as the service's own do: a proxy or the like wrote it. */
-function isOdd(cause: unknown): boolean {
+/**
+ * True for a refusal that does not begin with the status, as the service's own do: it came from a proxy or the like.
+ */
+function isForeign(cause: unknown): boolean {
   return TechnocoreError.is(cause) && 'body' in cause && !/^\d{3} /.test(String(cause.body));
 }
 
@@ -473,31 +471,31 @@ function noteFailure(t: Transport, cause: unknown): void {
 
 // --- retry and long poll ----------------------------------------------------------------------------------------
 
-/** Whether a failure may pass, so that a read can be tried again. */
+/** Whether a failure may be temporary, so that a read can be retried. */
 export function isTransient(e: unknown): boolean {
   return (
     TechnocoreError.is(e) && (e.code === 'unavailable' || e.code === 'rate_limited' || (e as HttpError).status === 408)
   );
 }
 
-/** Error codes of a connection that was never made: nothing can have been executed. */
+/** Error codes of a connection that was never established: nothing can have been executed. */
 const NEVER_MADE =
   /^(ECONNREFUSED|ConnectionRefused|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|UND_ERR_CONNECT_TIMEOUT)$/;
-/** The same for errors without a code: Deno's message, after the address. */
+/** The same for errors without a code: Deno's message. */
 const NEVER_MADE_WORDS = /^[^()]*\(\S*\): client error \(Connect\): /;
-/** The messages about ports that fetch blocks. */
+/** Messages about ports that fetch blocks. */
 const BLOCKED_PORT = /^bad port$|: Requests to port \d+ are blocked$/;
-/** The name of Deno's error where the program may not use the network. */
+/** The name of Deno's error when the program lacks the network permission. */
 const NO_PERMISSION = 'NotCapable';
 
-/** Plain words for the most common of these codes. */
+/** The most common of these codes in plain words. */
 const MEANINGS: { readonly [code: string]: string } = {
   ECONNREFUSED: 'connection refused',
   ConnectionRefused: 'connection refused',
   ENOTFOUND: 'no such host',
 };
 
-/** An error, its cause, the cause of that and so on, up to five. */
+/** An error and its chain of causes, up to five in all. */
 function* causesOf(e: unknown): Generator<Record<string, unknown>> {
   for (let cause = e, depth = 0; isObject(cause) && depth < 5; cause = cause['cause'], depth++) yield cause;
 }
@@ -512,7 +510,7 @@ export function neverSent(e: unknown): boolean {
 }
 
 /**
- * Why a connection failed, for the end of a message: the platform's code alone, since its words may quote the address.
+ * Why a connection failed, to end a message with: only the platform's code, since its message may quote the address.
  */
 function reasonOf(e: unknown): string {
   for (const { code, name, message } of causesOf(e)) {
@@ -526,8 +524,8 @@ function reasonOf(e: unknown): string {
 }
 
 /**
- * The delay before the next attempt after `failures` + 1 failed ones, ms: a step that doubles from 100 ms to 10 s, of
- * which a random half to whole counts, on top of what the service asked for.
+ * The delay before the next attempt after `failures` + 1 failures, ms: exponential from 100 ms to 10 s, with up to half
+ * subtracted as jitter, on top of the delay that the service asked for.
  */
 export function backoffMs(failures: number, cause: unknown, random: (bytes: number) => Uint8Array): number {
   const asked = TechnocoreError.is(cause) ? ((cause as RateLimited | Unavailable).retryAfterMs ?? 0) : 0;
@@ -535,9 +533,9 @@ export function backoffMs(failures: number, cause: unknown, random: (bytes: numb
   return asked + step * (0.5 + randomFloat(random) / 2);
 }
 
-const kindOf = (cause: unknown): string => (cause instanceof RateLimited ? 'throttled' : 'retry');
+const retryKind = (cause: unknown): string => (cause instanceof RateLimited ? 'throttled' : 'retry');
 
-/** The pauses between attempts at one operation, up to a deadline that holds even if the clock is set back. */
+/** Backoff between the attempts at one operation, up to a deadline that holds even if the clock is set back. */
 export class Attempts {
   readonly #t: Transport;
   readonly #deadline: number;
@@ -557,7 +555,7 @@ export class Attempts {
    * Emits an event and waits before the next attempt.
    *
    * @param cause why the last attempt failed
-   * @returns true when the next attempt may start; false, at once, if there is no time left for one
+   * @returns true when the next attempt may start; false, at once, if no time is left for one
    * @throws the signal's reason when it aborts
    */
   async again(cause: unknown, event: Omit<Event, 'kind'> = {}): Promise<boolean> {
@@ -566,7 +564,7 @@ export class Attempts {
     noteFailure(this.#t, cause);
     this.#left = Math.min(this.#left, this.#deadline - clock.now()) - afterMs;
     if (this.#left < 0) return false;
-    onEvent({ kind: kindOf(cause), ...event, cause, afterMs });
+    onEvent({ kind: retryKind(cause), ...event, cause, afterMs });
     await clock.sleep(afterMs, this.#signal);
     return true;
   }
@@ -594,11 +592,11 @@ export async function retrying<T>(
   }
 }
 
-/** The outcome of one request of a long poll. */
+/** The outcome of one long-poll request. */
 export interface Polled<T> {
-  /** What arrived; undefined if nothing did. */
+  /** What arrived; absent if nothing did. */
   value?: T;
-  /** False if the server says that it did not hold the request. */
+  /** False if the server reports that it did not hold the request. */
   held?: boolean;
 }
 
@@ -611,13 +609,13 @@ export interface PollOptions {
 
 /** The longest pause after a failure, ms. */
 const MAX_PAUSE_MS = 60_000;
-/** The pause after an empty answer that came early, ms: the first one, and the longest to which it grows. */
+/** The pause after an early empty answer, ms: initial and maximum. */
 const FLOOR_MS = [250, 2000] as const;
 
 /**
- * The long-poll loop: repeats a request without end and yields what it brings. Transient failures are waited out. An
- * empty answer that comes early (the server does not hold requests, or holds too many for this address already) is
- * followed by a pause, so that the loop is never busy.
+ * The long-poll loop: repeats a request forever and yields what arrives. Transient failures are waited out. An empty
+ * answer that comes early (the server does not hold requests, or already holds too many for this address) is followed
+ * by a pause, so that the loop never spins.
  *
  * @param step one request, which the server may hold for `waitMs`
  * @throws what `step` throws, unless it is transient; the signal's reason when it aborts
@@ -639,11 +637,11 @@ export async function* poll<T>(
       failures = 0;
       worked = true;
     } catch (cause) {
-      if (!isTransient(cause) && !(worked && failures < MAX_ODD && isOdd(cause))) throw cause;
-      // One wrong `Retry-After` must not make a reader deaf for a day.
+      if (!isTransient(cause) && !(worked && failures < MAX_FOREIGN && isForeign(cause))) throw cause;
+      // One wrong `Retry-After` must not silence a reader for a day.
       const afterMs = Math.min(backoffMs(failures++, cause, t.random), MAX_PAUSE_MS);
       noteFailure(t, cause);
-      t.onEvent({ kind: kindOf(cause), cause, afterMs });
+      t.onEvent({ kind: retryKind(cause), cause, afterMs });
       await t.clock.sleep(afterMs, o.signal);
       continue;
     }
@@ -653,7 +651,7 @@ export async function* poll<T>(
       continue;
     }
     const took = t.clock.now() - start;
-    // If the clock was set back, `took` is too small, and the pause is made: that is harmless.
+    // If the clock was set back, `took` is too small and there is a pause, which is harmless.
     if (polled.held !== false && took >= Math.min(waitMs, 1000) * 0.9) {
       floor = FLOOR_MS[0];
       continue;

@@ -1,7 +1,6 @@
 /**
- * Identity notes: the mailbox and the X25519 key at which a DID is reached. Anybody can write such a note, so only a
- * record that the DID itself signed is trusted; everything else in it is a hint. Rules: technocore.chat (identity notes,
- * `e2e:` records).
+ * Identity notes: the mailbox and the X25519 key of a DID. Anybody can write such a note, so only a record that the DID
+ * itself signed is trusted; everything else in it is a hint. Rules: technocore.chat (identity notes, `e2e:` records).
  *
  * @module
  */
@@ -17,13 +16,13 @@ import { getNote, setNote } from './notes.ts';
 import { checkSigner } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
-/** How a DID is reached, by its identity note: what {@link resolveIdentity} returns. */
+/** How to reach a DID, according to its identity note: what {@link resolveIdentity} returns. */
 export interface Identity {
   /** The room in which the DID takes requests. */
   mailbox?: string;
   /** The X25519 public key for end-to-end encryption: 43 characters of base64url. */
   x25519?: string;
-  /** Whether the DID signed both. If false, a stranger may have written them: never encrypt to such a key. */
+  /** Whether the DID signed both. If false, anybody may have written them: never encrypt to such a key. */
   signed: boolean;
 }
 
@@ -35,7 +34,7 @@ interface KeyRecord {
 }
 
 /**
- * @internal The 32 bytes of an X25519 public key, from canonical base64url; undefined for anything else, or of small
+ * @internal Decodes an X25519 public key from canonical base64url; undefined for anything else, and for a key of small
  * order.
  */
 export function x25519FromText(text: string): Uint8Array | undefined {
@@ -44,10 +43,10 @@ export function x25519FromText(text: string): Uint8Array | undefined {
 }
 
 /**
- * The X25519 key pair (RFC 7748) that {@link publishIdentity} publishes by default. It is derived from the signer's seed:
- * whoever has the seed can open what is encrypted to it.
+ * The X25519 key pair (RFC 7748) that {@link publishIdentity} publishes by default. It is derived from the signer's
+ * seed, so anybody who has the seed can decrypt what is encrypted for it.
  *
- * @returns both keys as 32 bytes each
+ * @returns both keys, 32 bytes each
  * @throws a {@link BadKey} if no signer is given
  */
 export function identityKeys(signer: Signer): { privateKey: Uint8Array; publicKey: Uint8Array } {
@@ -59,8 +58,8 @@ export function identityKeys(signer: Signer): { privateKey: Uint8Array; publicKe
 // --- reading ----------------------------------------------------------------------------------------------------
 
 /**
- * The tokens of a note. A service may send more than a note holds; the rest is cut, which bounds the signatures to
- * verify.
+ * The tokens of a note. A service may send more than a note can hold; the excess is cut, which limits the number of
+ * signatures to verify.
  */
 const tokensOf = (value: string): string[] => value.slice(0, 2 * MAX_NOTE).split(/\s+/);
 
@@ -70,7 +69,7 @@ function fieldsAfter(tokens: string[], name: string, count: number): string[][] 
 }
 
 /**
- * The valid record with the highest nonce that `did` signed, out of the value of a note.
+ * The valid record with the highest nonce that `did` signed, in the value of a note.
  *
  * @internal
  */
@@ -96,12 +95,12 @@ function hintsIn(did: string, value: string): Omit<Identity, 'signed'> {
 }
 
 const SEEN = {};
-/** How many DIDs have their highest nonce remembered; the one not met for the longest time is forgotten first. */
+/** For how many DIDs the highest nonce is remembered; the one met least recently is forgotten first. */
 const MAX_SEEN = 4096;
 
 const seenOf = (t: Transport): Map<string, bigint> => sharedOf(t, SEEN, () => new Map());
 
-/** Remembers the nonce of a record; false if a newer record was seen before, so that somebody put an old note back. */
+/** Remembers the nonce of a record. @returns false if a newer record was seen before: somebody restored an old note */
 function isNewest(t: Transport, did: string, nonce: bigint): boolean {
   const seen = seenOf(t);
   const highest = seen.get(did) ?? -1n;
@@ -110,10 +109,10 @@ function isNewest(t: Transport, did: string, nonce: bigint): boolean {
 }
 
 /**
- * Looks up how a DID is reached, in its identity note. Of the records that the DID signed, the one with the highest nonce
+ * Looks up how to reach a DID in its identity note. Of the records that the DID signed, the one with the highest nonce
  * counts. Once a signed record has been seen (through the same service, `fetch` and clock), a note with an older one or
- * with none counts for nothing: somebody tampered with it (event `refused`). A note that never had one gives hints, with
- * `signed: false`.
+ * none has been tampered with, and is ignored (event `refused`). A note that never had a signed record gives hints,
+ * with `signed: false`.
  *
  * @param did the `did:key` to look up
  * @returns undefined if there is no note, or nothing usable in it
@@ -139,7 +138,7 @@ export async function resolveIdentity(did: string, o: Options = {}): Promise<Ide
   return Object.keys(hints).length > 0 ? { ...hints, signed: false } : undefined;
 }
 
-/** The value of an identity note; where there is none, that of the place it had with services before 0.8. */
+/** The value of an identity note or, if there is none, of the note at the address used by services before 0.8. */
 async function identityValue(did: string, o: Options): Promise<string | undefined> {
   const [now, before] = [identityNote(did), legacyIdentityNote(did)];
   return (await getNote(now.ns, now.key, o)) ?? (await getNote(before.ns, before.key, o));
@@ -160,12 +159,14 @@ function delegationsIn(did: string, value: string): string[] {
   return [...newest.values()].map(({ text }) => text);
 }
 
-/** Whether a note names this mailbox and key for `did`, signed and unsigned, and nothing else. */
-function saysAll(did: string, value: string, key: string, mailbox: string | undefined, record?: KeyRecord): boolean {
+/** Whether a note names exactly this mailbox and key for `did`, both signed and unsigned. */
+function isCurrent(did: string, value: string, key: string, mailbox: string | undefined, record?: KeyRecord): boolean {
   const tokens = tokensOf(value);
   const says = (name: string, wanted: string | undefined): boolean => {
-    const told = tokens.filter((token) => token.startsWith(name));
-    return wanted === undefined ? told.length === 0 : told.length > 0 && told.every((token) => token === name + wanted);
+    const found = tokens.filter((token) => token.startsWith(name));
+    return wanted === undefined
+      ? found.length === 0
+      : found.length > 0 && found.every((token) => token === name + wanted);
   };
   return (
     record?.mailbox === mailbox &&
@@ -176,20 +177,21 @@ function saysAll(did: string, value: string, key: string, mailbox: string | unde
   );
 }
 
-/** How often a write is tried against others who write the same note. */
+/** How often a write is attempted while others change the note. */
 const ATTEMPTS = 8;
 
 /**
- * Publishes how the signer is reached, in its identity note, so that others can {@link call} its DID and encrypt to it.
- * Writes nothing if the note already says so. Delegations that the signer signed are kept; what others wrote is removed.
+ * Publishes how to reach the signer in its identity note, so that others can {@link call} its DID and encrypt for it.
+ * Writes nothing if the note is up to date. Delegations that the signer signed are kept; what others wrote is removed.
  *
- * @param identity `mailbox`: the room in which the signer takes requests; default: the one in its present signed record.
- * Without any mailbox there is no signed record, and the key is an unsigned hint. `x25519`: the public key, 32 bytes or
- * base64url; default: that of {@link identityKeys}
+ * @param identity `mailbox`: the room in which the signer takes requests; default: the one in its current signed
+ * record. Without any mailbox there is no signed record, and the key is an unsigned hint. `x25519`: the public key, 32
+ * bytes or base64url; default: that of {@link identityKeys}
  * @throws a {@link BadName} if the mailbox is not the name of a room
- * @throws a {@link BadKey} if the key is not a canonical X25519 public key, or is of small order; or no signer is given
+ * @throws a {@link BadKey} if the key is not a canonical X25519 public key or is of small order, or if no signer is
+ * given
  * @throws a {@link TechnocoreError} `bad_option` if `identity` has other members (options are the third argument)
- * @throws a {@link BadNonce} if the present record has the highest possible nonce
+ * @throws a {@link BadNonce} if the current record has the highest possible nonce
  * @throws a {@link FrameTooLong} if the note cannot hold the signer's delegations
  * @throws a {@link Conflict} if others kept changing the note
  * @throws what {@link getNote} and {@link setNote} throw
@@ -223,19 +225,19 @@ export async function publishIdentity(
     const record = recordIn(did, before);
     const fresh = record === undefined || isNewest(t, did, record.nonce);
     const mailbox = identity.mailbox ?? (fresh ? record?.mailbox : undefined);
-    if (value !== undefined && fresh && saysAll(did, value, key, mailbox, record)) return;
+    if (value !== undefined && fresh && isCurrent(did, value, key, mailbox, record)) return;
     try {
       await signer.withNonce(
         `kv:${name}`,
         t.clock,
         async (next) => {
-          const told = `${did}${mailbox === undefined ? '' : ` mailbox:${mailbox}`} x25519:${key}`;
+          const hints = `${did}${mailbox === undefined ? '' : ` mailbox:${mailbox}`} x25519:${key}`;
           const nonce = nonceAbove(seenOf(t).get(did), BigInt(next));
           const record =
             mailbox === undefined
               ? []
               : [`e2e: ${key} ${mailbox} ${nonce} ${signer.sign(`e2e|${did}|${key}|${mailbox}|${nonce}`)}`];
-          await replaceNote(ns, name, value, [told, ...record, ...delegationsIn(did, before)].join(' '), o);
+          await replaceNote(ns, name, value, [hints, ...record, ...delegationsIn(did, before)].join(' '), o);
           if (mailbox !== undefined) isNewest(t, did, nonce);
         },
         o.signal,
@@ -245,7 +247,7 @@ export async function publishIdentity(
       if (o.signal?.aborted || !TechnocoreError.is(cause)) throw cause;
       if (!/^(conflict|may_have_landed)$/.test(cause.code) || ++failures === ATTEMPTS) throw cause;
       await t.clock.sleep(backoffMs(failures, cause, t.random), o.signal);
-      // The present value, which may be the one we wrote.
+      // The current value, which may be the one we wrote.
       value = (cause as Conflict).actual ?? (await getNote(ns, name, o));
     }
   }
@@ -257,7 +259,7 @@ function nonceAbove(highest: bigint | undefined, next: bigint): bigint {
   return nonce;
 }
 
-/** Writes a note if it has not changed since `value` was read. */
+/** Writes `text` to a note if its value is still `value`. */
 async function replaceNote(
   ns: string,
   key: string,
@@ -268,7 +270,7 @@ async function replaceNote(
   try {
     await setNote(ns, key, text, { ...o, ...(value === undefined ? { ifAbsent: true } : { if: value }) });
   } catch (cause) {
-    // A stranger can make the old value so long that no URL can carry the condition. Then the last write wins.
+    // Anybody can make the old value so long that no URL can carry the condition. Then the last write wins.
     if (!TechnocoreError.is(cause) || cause.code !== 'post_only') throw cause;
     await setNote(ns, key, text, o);
   }

@@ -1,12 +1,12 @@
 /**
- * What stands in the place of `keydir.ts` in a program that is built for browsers (`browser` in package.json): the same
- * refusal, without the code of key directories, which every program that holds a Signer would carry otherwise.
+ * Replaces `keydir.ts` in browser builds (see `browser` in package.json): it refuses in the same way, but spares every
+ * program with a Signer the code for key directories.
  *
  * @module
  */
 import { noFileSystem } from './files.ts';
 
-/** @throws Unavailable always */
+/** @throws an {@link Unavailable} always */
 export async function openKeyDir(): Promise<never> {
   throw noFileSystem();
 }

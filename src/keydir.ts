@@ -1,9 +1,9 @@
 /**
- * A key and its nonces in a directory, which all programs that use the key share: `seed` and `nonces.json` in the layout
- * of the service's own client (rules: technocore.chat, keys on disk), with a lock of ours beside them.
+ * A key and its nonces in a directory that all programs with the key share: `seed` and `nonces.json` in the layout of
+ * the service's own client (rules: technocore.chat, keys on disk), and a lock beside them.
  *
- * The lock is not the client's, which is a `flock`: Node does not have that. If such a program writes in the same moment,
- * the service refuses one of the two nonces as stale, and that program takes a higher one.
+ * The lock is our own, since the client uses `flock`, which Node does not have. If such a client writes at the same
+ * moment, the service refuses one of the two nonces as stale, and that program takes a higher one.
  *
  * @module
  */
@@ -19,15 +19,15 @@ import { type LastNonces, lastNonce, type NonceSource, nextNonce, nonceOf, raise
 /** The last nonces, by DID and scope. */
 type Ledger = Map<string, LastNonces>;
 
-/** Strings, and whatever else is not white space or punctuation: in a ledger, only numbers. */
+/** Strings, and anything else that is neither white space nor punctuation: in a ledger, only numbers. */
 const TOKEN = /"[^"\\]*(?:\\.[^"\\]*)*"?|[^\s{}:,"]+/g;
 
-/** Parses a ledger, with exact nonces; undefined if it does not have exactly the form of one. */
+/** Parses a ledger with exact nonces; undefined if it is malformed in any way. */
 function parseLedger(text: string): Ledger | undefined {
   const ledger: Ledger = new Map();
   try {
-    // A nonce has up to 19 digits, of which JSON.parse keeps 15. So it is parsed as a string in an array, which no ledger
-    // holds.
+    // A nonce has up to 19 digits, and JSON.parse keeps 15. So it is parsed as a string in an array, which no ledger
+    // contains.
     const exact = text.replace(TOKEN, (token) =>
       token.startsWith('"') ? token : /^(?:0|[1-9]\d{0,18})$/.test(token) ? `["${token}"]` : '?',
     );
@@ -58,7 +58,7 @@ function printLedger(ledger: Ledger): string {
   return print(ledger, '', (scopes) => print(scopes, '  ', String));
 }
 
-/** An error of the system as one of ours; errors of ours are returned as they are. */
+/** Turns a system error into one of ours, and returns our own errors unchanged. */
 function refused(cause: unknown, what: string, Kind: typeof BadKey | typeof BadNonce): TechnocoreError {
   return TechnocoreError.is(cause) ? cause : new Kind(`${what} cannot be used: ${systemCode(cause)}`, cause);
 }
@@ -69,7 +69,7 @@ class DirNonces implements NonceSource {
   readonly #path: string;
   readonly #did: string;
   readonly #lanes = new Lanes();
-  // What this process has used or been told, in case the file is replaced by an older one.
+  // What this process has used or learned, in case the file is replaced by an older one.
   readonly #floor: LastNonces = new Map();
 
   constructor(files: Files, path: string, did: string) {
@@ -79,7 +79,7 @@ class DirNonces implements NonceSource {
   }
 
   withNonce<T>(scope: string, clock: Clock, use: (nonce: string) => Promise<T>, signal?: AbortSignal): Promise<T> {
-    // Held until the write has arrived, so that nonces arrive in order. One for each scope, so that no room waits for
+    // Held until the write has arrived, so that nonces arrive in order. One lock per scope, so that no room waits for
     // another.
     const lock = `${this.#path}.node-lock-${encodeURIComponent(scope)}`;
     return this.#locked(
@@ -98,7 +98,7 @@ class DirNonces implements NonceSource {
   }
 
   #locked<T>(lock: string, job: () => Promise<T>, clock: Clock, signal?: AbortSignal): Promise<T> {
-    // Within this process, waiting is ordered and cheap. The file is for other processes.
+    // Within this process, the queue is ordered and cheap. The lock file is for other processes.
     return this.#lanes.run(
       lock,
       async () => {
@@ -113,12 +113,14 @@ class DirNonces implements NonceSource {
     );
   }
 
-  /** The next nonce, written to disk before it is used: an unused nonce is just a gap, but one used twice is refused. */
+  /**
+   * The next nonce, written to disk before it is used: an unused nonce is only a gap, but one used twice is refused.
+   */
   async #allocate(scope: string, clock: Clock): Promise<bigint> {
     const ledger = await readLedger(this.#files, this.#path);
     if (ledger === undefined) throw lostLedger(this.#path);
     const scopes: LastNonces = ledger.get(this.#did) ?? new Map();
-    // If there is no record, this very millisecond may have been used and its record lost: take a later one.
+    // Without a record, this very millisecond may have been used and its record lost, so take a later one.
     const nonce = nextNonce(clock, lastNonce(scopes, scope) ?? nonceOf(clock), lastNonce(this.#floor, scope));
     recordNonce(this.#floor, scope, nonce);
     recordNonce(scopes, scope, nonce);
@@ -134,8 +136,8 @@ class DirNonces implements NonceSource {
 /**
  * Reads the ledger; undefined if there is none.
  *
- * @throws a {@link BadNonce} if it cannot be read, or is not a ledger. It is left as it is: it is the only record of what
- * was used, and as long as it is there, no program starts again from the clock.
+ * @throws a {@link BadNonce} if it cannot be read, or is not a ledger. It is left unchanged: it is the only record of
+ * what was used, and while it exists, no program starts over from the clock.
  */
 async function readLedger(files: Files, path: string): Promise<Ledger | undefined> {
   const file = await files.read(path).catch((cause) => {
@@ -145,7 +147,7 @@ async function readLedger(files: Files, path: string): Promise<Ledger | undefine
   const ledger = parseLedger(file.text);
   if (ledger !== undefined) return ledger;
   throw new BadNonce(
-    `${path} is not a valid nonce ledger, so the nonces already used are unknown. It was left as it is: repair it, or replace it by {} once the clock is past the last nonce used`,
+    `${path} is not a valid nonce ledger, so the nonces already used are unknown. It was left unchanged: repair it, or replace its contents with {} once the clock is past the last nonce used`,
   );
 }
 
@@ -154,7 +156,7 @@ const lostLedger = (path: string): BadNonce =>
     `${path} is missing although the key beside it has been used, so the nonces already used are unknown. Restore it, or put {} in its place once the clock is past the last nonce used`,
   );
 
-/** @throws a {@link BadKey} if others can read it, or it is not 43 characters of base64url. Never quotes it. */
+/** @throws a {@link BadKey} if others can read the file, or it is not 43 characters of base64url. Never quotes it. */
 function seedOf(file: { text: string; mode: number }, path: string, files: Files): Uint8Array {
   if (files.hasModes && file.mode & 0o077) {
     throw new BadKey(
@@ -173,7 +175,7 @@ export interface KeyDir {
 }
 
 /**
- * Opens a key directory. One that does not exist is created, with a new key.
+ * Opens a key directory. If it does not exist, it is created with a new key.
  *
  * @param dir default `~/.technocore`
  * @throws a {@link BadKey} if the seed is malformed or readable by others, or the directory cannot be used
@@ -191,12 +193,12 @@ export async function openKeyDir(dir?: string): Promise<KeyDir> {
   try {
     await files.makeDir(home);
     let file = await files.read(seedPath);
-    // The ledger first, so that a seed without a ledger always means a lost ledger, even to a program that starts
-    // meanwhile.
+    // The ledger first, so that a seed without a ledger always means a lost ledger, even to a program that starts at
+    // the same time.
     if (file === undefined) await files.create(ledgerPath, '{}');
     if ((await readLedger(files, ledgerPath)) === undefined) throw lostLedger(ledgerPath);
     if (file === undefined) {
-      // If another program was faster, its seed stays.
+      // If another program was faster, its seed is kept.
       await files.create(seedPath, toBase64url(randomBytes(32)));
       file = await files.read(seedPath);
       if (file === undefined) throw new BadKey(`${seedPath} is a link to a file that does not exist`);

@@ -60,7 +60,7 @@ class LoggedState extends LedgerState implements Journaled {
   readonly damage = {
     code: 'bad_ledger',
     meaning:
-      'what was done already is unknown. It was left as it is: repair it, or move it away once no request that it may have known can come again',
+      'what was done already is unknown. It was left unchanged: repair it, or move it away once no request that it may have known can come again',
   };
 
   restore(value: unknown): boolean {
@@ -209,7 +209,7 @@ export async function loggedLedger(
  * @param path the file; created if it does not exist, in a directory that does
  * @param limits how much is kept: see {@link LedgerLimits}
  * @param clock the source of time; default: the machine's clock
- * @throws a {@link TechnocoreError} `bad_ledger` if the file is damaged or something else, which is left as it is;
+ * @throws a {@link TechnocoreError} `bad_ledger` if the file is damaged or something else, which is left unchanged;
  * `bad_option` if the limits have other members
  * @throws an {@link Unavailable} if another process still has the file after 30 seconds (there is a console warning after
  * two), or the file system refuses, or the platform has none
@@ -280,7 +280,7 @@ async function readPlaces(path: string): Promise<Map<string, Place>> {
   } catch (cause) {
     throw new TechnocoreError(
       'bad_cursor',
-      `${path} does not contain positions in rooms. It was left as it is: repair it, or move it away to begin with what comes from now on`,
+      `${path} does not contain positions in rooms. It was left unchanged: repair it, or move it away to begin with what comes from now on`,
       cause,
     );
   }

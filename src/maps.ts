@@ -1,10 +1,10 @@
 /**
- * Helpers for maps: values made at first use, maps of limited size, counts.
+ * Helpers for maps: values created on first use, maps of limited size, counters.
  *
  * @module
  */
 
-/** The value of a key, made at first use. */
+/** The value of a key, created on first use. */
 export function getOrMake<K, V>(
   map: { get(key: K): V | undefined; set(key: K, value: V): unknown },
   key: K,
@@ -15,7 +15,7 @@ export function getOrMake<K, V>(
   return value;
 }
 
-/** Sets a value in a map of limited size. If it is full, the entry that was set longest ago is dropped. */
+/** Sets a value in a map of limited size. If it is full, the entry that was set least recently is dropped. */
 export function remember<K, V>(map: Map<K, V>, key: K, value: V, max: number): void {
   map.delete(key);
   map.set(key, value);

@@ -1,5 +1,5 @@
 /**
- * Messages of a room as the service returns them, and what their signatures prove. Rules: technocore.chat (shapes of
+ * Room messages as the service returns them, and what their signatures prove. Rules: technocore.chat (shapes of
  * answers; identity and signatures).
  *
  * @module
@@ -16,13 +16,13 @@ export interface Message {
   seq: number;
   /** When it was written, by the service's clock: `YYYY-MM-DDTHH:MM:SS.ffffffZ`. */
   ts: string;
-  /** The writer: of a signed message its `did:key`, otherwise a nick, which proves nothing. */
+  /** The writer: a `did:key` if the message was signed, otherwise a nick, which proves nothing. */
   from: string;
   /** The text, swept: see {@link sweep}. */
   text: string;
-  /** The nonce that was signed, as decimal digits, since a number would round it; signed messages only. */
+  /** The nonce that was signed, as decimal digits, since a number would lose some; signed messages only. */
   nonce?: string;
-  /** The signature: 86 characters of base64url. Only services from 0.11 on keep it. */
+  /** The signature: 86 characters of base64url. Services before 0.11 do not return it. */
   sig?: string;
 }
 
@@ -32,38 +32,38 @@ export interface RoomView {
   room: string;
   /** The `seq` of the first of `messages`; null if there are none. */
   firstSeq: number | null;
-  /** The `seq` of the room's newest message, as the service reports it; 0 for a room to which nobody wrote. */
+  /** The `seq` of the room's newest message, as the service reports it; 0 if nobody has written to the room. */
   lastSeq: number;
-  /** A count that goes up when the room is deleted and created again; only services from 0.11 on have it. */
+  /** A counter that rises when the room is deleted and recreated. Services before 0.11 do not have it. */
   generation?: number;
   /** The messages, oldest first. */
   messages: Message[];
 }
 
-/** @internal A view with what only read loops need. */
+/** @internal A view with the members that only read loops need. */
 export interface PolledView extends RoomView {
-  /** Whether the service held the request, if it says so. */
+  /** Whether the service held the request, if it reports that. */
   waitHeld?: boolean;
-  /** The `since` that it was read with. */
+  /** The `since` of the request. */
   since?: number;
-  /** In the answer to a write: the `seq` of the message written. */
+  /** In the answer to a write: the `seq` of the written message. */
   posted?: number;
 }
 
 const isSeq = (value: unknown): value is number => Number.isSafeInteger(value) && (value as number) >= 0;
 
-/** True for a record whose nonce may be too large for a double. Most are a time in ms, which is not. */
+/** True for a record whose nonce may be too large for a double. Most are times in ms, which are not. */
 const isRounded = (record: unknown): boolean =>
   isObject(record) && typeof record['nonce'] === 'number' && !Number.isSafeInteger(record['nonce']);
 
-/** Parses JSON of the service with the exact nonces of its records. */
+/** Parses the service's JSON and keeps the nonces of its records exact. */
 function parsed(text: string, recordsOf: (value: unknown) => unknown): unknown {
   const value: unknown = parseJson(text);
   const records = recordsOf(value);
   return Array.isArray(records) && records.some(isRounded) ? parseExact(text, 'nonce') : value;
 }
 
-/** The message in a stored record; undefined if it does not have the shape of one. */
+/** The message in a stored record; undefined if the record is malformed. */
 function messageOf(record: unknown): Message | undefined {
   if (!isObject(record)) return undefined;
   const { seq, ts, from, text, nonce, sig } = record;
@@ -74,7 +74,7 @@ function messageOf(record: unknown): Message | undefined {
   return message;
 }
 
-/** The messages among records. Those whose `seq` does not rise are left out, since a reader's cursor relies on it. */
+/** The messages in the records. Those whose `seq` does not rise are dropped, since a reader's cursor relies on it. */
 function messagesOf(records: unknown[]): Message[] {
   const messages: Message[] = [];
   for (const record of records) {
@@ -85,10 +85,10 @@ function messagesOf(records: unknown[]): Message[] {
 }
 
 /**
- * Parses the JSON view of a room. Records that do not have the shape of a message are left out.
+ * Parses the JSON view of a room. Malformed records are dropped.
  *
  * @internal
- * @throws an {@link Unavailable} if it is something else, such as a proxy's page or a body that was cut short
+ * @throws an {@link Unavailable} if the text is something else, such as a proxy's page or a truncated body
  */
 export function viewOf(room: string, text: string): PolledView {
   let view: unknown;
@@ -113,7 +113,7 @@ export function viewOf(room: string, text: string): PolledView {
   };
 }
 
-/** Parses an export, one JSON record a line. Lines that do not have the shape of a message are left out. */
+/** Parses an export, which has one JSON record per line. Malformed lines are dropped. */
 export function exportOf(text: string): Message[] {
   const records = text.split('\n').map((line): unknown => {
     try {
@@ -134,13 +134,12 @@ export function writtenAt({ ts }: { readonly ts?: string | undefined }): number 
 }
 
 /**
- * Verifies that a message was signed by the key it names. The signature is checked here; the service is not trusted.
- * Never throws.
+ * Verifies that a message was signed by the key it names. The check is local; the service is not trusted. Never throws.
  *
- * @param room the room in which the message was read, which the signature covers
+ * @param room the room that the message was read from, which the signature covers
  * @param m the message as {@link read} or {@link follow} returns it
- * @returns `valid`; `invalid` if it carries a signature that does not fit; `unverifiable` if it carries none, because it
- * is unsigned or comes from a service before 0.11
+ * @returns `valid`; `invalid` if its signature does not match; `unverifiable` if it has no signature, because it is
+ * unsigned or comes from a service before 0.11
  *
  * @example
  * ```ts
@@ -161,11 +160,11 @@ export function verifyMessage(room: string, m: Message): 'valid' | 'invalid' | '
 }
 
 /**
- * Explains why the signature of a message does not verify, as far as the message alone can tell. It tries the usual
+ * Explains why the signature of a message does not verify, as far as the message alone can tell. It tests for the usual
  * mistakes (text not swept, zeros lost from the nonce, Unicode normalized, signed for another room), with at most 16
  * verifications. Never throws.
  *
- * @param room the room in which the message was read
+ * @param room the room that the message was read from
  * @returns the most specific reason found; undefined if the signature verifies
  */
 export function explain(room: string, m: Message): string | undefined {
@@ -188,7 +187,7 @@ export function explain(room: string, m: Message): string | undefined {
     verify(from, tail, `${room}|${nonce}|${text}`);
   if (fits(room, nonce, text)) return undefined;
 
-  // The last character has four spare bits, of which the canonical spelling sets none.
+  // The last character has four spare bits, which are zero in the canonical spelling.
   const last = BASE64URL.indexOf(sig[85]!);
   if ((last & 15) !== 0) {
     const canonical = sig.slice(0, 85) + BASE64URL[last & 48];
@@ -203,7 +202,7 @@ export function explain(room: string, m: Message): string | undefined {
     return 'nothing is left of the text after the sweep';
   }
   if (swept !== text && fits(room, nonce, swept)) return 'the text is not swept; the signature is over the swept text';
-  // Without native code a verification takes a millisecond: only lengths to which somebody may have padded are tried.
+  // Without native code a verification takes a millisecond, so only likely lengths of padding are tried.
   for (const digits of new Set([1, 2, 3].map((zeros) => nonce.length + zeros).concat(10, 13, 16, 19))) {
     const padded = nonce.padStart(digits, '0');
     if (digits > nonce.length && digits <= 19 && fits(room, padded, text))

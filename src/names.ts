@@ -1,6 +1,6 @@
 /**
- * Names and identities: the grammar of room and note names, the classes of a room, `did:key`, and the verification of a
- * signature. Rules: technocore.chat (names and room classes; identity and signatures).
+ * Names and identities: the grammar of room and note names, room classes, `did:key`, and signature verification. Rules:
+ * technocore.chat (names and room classes; identity and signatures).
  *
  * @module
  */
@@ -9,7 +9,7 @@ import { ed25519Verify, sha256 } from './crypto.ts';
 import { BadKey, BadName } from './errors.ts';
 
 /**
- * Tells whether a value is a valid name of a room, nick, note namespace or note key: a string of 1 to 48 characters from
+ * Tells whether a value is a valid room name, nick, note namespace or note key: a string of 1 to 48 characters from
  * `a-z`, `0-9`, `_` and `-` that begins with a letter or digit.
  */
 export function isName(name: unknown): boolean {
@@ -19,7 +19,7 @@ export function isName(name: unknown): boolean {
 /**
  * Returns the name if it is valid.
  *
- * @param what what it is the name of, for the error message: `room`, `nick`, `namespace` or `key`
+ * @param what what the name is for, as used in the error message: `room`, `nick`, `namespace` or `key`
  * @throws a {@link BadName} if {@link isName} is false
  */
 export function checkName(name: unknown, what: string): string {
@@ -32,7 +32,7 @@ export function isNonce(nonce: unknown): nonce is string {
   return typeof nonce === 'string' && /^\d{1,19}$/.test(nonce);
 }
 
-/** The classes of a room, which the beginning of its name determines; see {@link roomClasses}. */
+/** The classes of a room, determined by the beginning of its name: see {@link roomClasses}. */
 export interface RoomClasses {
   /** Private: the service does not list the room. */
   readonly p: boolean;
@@ -48,7 +48,7 @@ export interface RoomClasses {
  * Returns the classes of a room: the leading `-`-separated segments of its name, as long as each is one of `p`, `mb`, `d`
  * and `e`. The last segment is never a class.
  *
- * @param room its name; not checked against the grammar of {@link isName}
+ * @param room the name of the room; not checked against the grammar of {@link isName}
  * @throws a {@link BadName} if it is not a string
  * @example
  * ```ts
@@ -69,7 +69,7 @@ export function roomClasses(room: string): RoomClasses {
   return classes;
 }
 
-// The multicodec prefix ed25519-pub. With these two bytes in front, the base58 of 32 bytes is always `6Mk` and 44
+// The multicodec prefix ed25519-pub. With these two bytes in front, the base58 of a key is always `6Mk` and 44 more
 // characters.
 const ED25519_PUB = [0xed, 0x01];
 
@@ -83,7 +83,7 @@ export function didFromPublicKey(publicKey: Uint8Array): string {
   return `did:key:z${toBase58(concat(Uint8Array.from(ED25519_PUB), publicKey))}`;
 }
 
-// A cache: a program meets the same few DIDs again and again, and base58 costs a division of 34 bytes for each character.
+// A cache: a program meets the same few DIDs again and again, and base58 takes a long division for each character.
 const lately = new Map<string, Uint8Array>();
 const MAX_LATELY = 256;
 
@@ -100,8 +100,8 @@ export function publicKeyFromDid(did: unknown): Uint8Array | undefined {
 }
 
 /**
- * Tells whether a value is a `did:key` of an Ed25519 key as the service accepts it: 56 characters, beginning with
- * `did:key:z6Mk`, case-sensitive. Whether the key inside is usable is left to {@link verify}.
+ * Tells whether a value is a `did:key` of an Ed25519 key in the form that the service accepts: 56 characters, beginning
+ * with `did:key:z6Mk`, case-sensitive. Whether the key is usable is left to {@link verify}.
  */
 export function isDid(did: unknown): boolean {
   return publicKeyFromDid(did) !== undefined;
@@ -110,17 +110,16 @@ export function isDid(did: unknown): boolean {
 /**
  * Returns the DID if it is one that {@link isDid} accepts.
  *
- * @param what what the caller knows it as, for the error message
+ * @param prefix what the error message begins with
  * @throws a {@link BadName} if it is not
  */
-export function checkDid(did: unknown, what: string = ''): string {
+export function checkDid(did: unknown, prefix: string = ''): string {
   if (isDid(did)) return did as string;
-  throw new BadName(did, `${what}a did:key of an Ed25519 key has 56 characters and begins with did:key:z6Mk`);
+  throw new BadName(did, `${prefix}a did:key of an Ed25519 key has 56 characters and begins with did:key:z6Mk`);
 }
 
 /**
- * The fingerprint of a DID, which stands for it in the names of notes: the first 16 hex digits of the SHA-256 of its
- * text.
+ * The fingerprint of a DID, which note names use in its place: the first 16 hex digits of the SHA-256 of its text.
  *
  * @throws a {@link BadName} if it is not a DID
  */
@@ -130,9 +129,9 @@ export function fingerprint(did: string): string {
 
 /** The address of a note: `/kv/<ns>/<key>` on the service. */
 export interface NotePath {
-  /** The namespace, a name as {@link isName} accepts it. */
+  /** The namespace, a valid name: see {@link isName}. */
   readonly ns: string;
-  /** The key within the namespace, a name as {@link isName} accepts it. */
+  /** The key within the namespace, a valid name: see {@link isName}. */
   readonly key: string;
 }
 
@@ -147,7 +146,7 @@ export function identityNote(did: string): NotePath {
 }
 
 /**
- * The address that a DID's identity note had before release 0.8 of the service, and may still have.
+ * The address that a DID's identity note had before release 0.8 of the service, where it may still be.
  *
  * @throws a {@link BadName} if it is not a DID
  */
@@ -155,20 +154,20 @@ export function legacyIdentityNote(did: string): NotePath {
   return { ns: 'did', key: fingerprint(did) };
 }
 
-// A number in the place of a message's nonce that is not 1 to 19 ASCII digits.
+// A number in the position of a message's nonce that is not 1 to 19 ASCII digits.
 const BAD_NONCE = /^[^|]*\|(?!\d{1,19}\|)[\s+.-]*\p{Nd}[\s+._\p{Nd}-]*\|/u;
 
 /**
  * Verifies an Ed25519 signature (RFC 8032) as strictly as the newest services do. The signature must be canonical
- * base64url, is verified without the cofactor, and neither it nor the key may hold a point of small order. A malformed
- * nonce, such as `-1` or `1.0`, in the place of a message's nonce is refused, and so is a text with lone surrogates,
- * which has no UTF-8 form. Never throws, whatever it is given.
+ * base64url and is verified without the cofactor; neither it nor the key may contain a point of small order. A
+ * malformed nonce in the position of a message's nonce, such as `-1` or `1.0`, is refused, and so is a text with lone
+ * surrogates, which has no UTF-8 form. Never throws, whatever the arguments.
  *
  * To verify a message that was read from a room, use {@link verifyMessage}; to learn why it fails, {@link explain}.
  *
  * @param did the signer's `did:key`
  * @param sig 86 characters of unpadded base64url
- * @param canonical what was signed: `<room>|<nonce>|<text>` of a message, `<ns>|<key>|<nonce>|<value>` of a note
+ * @param canonical what was signed: `<room>|<nonce>|<text>` for a message, `<ns>|<key>|<nonce>|<value>` for a note
  * @returns true only if the signature is valid
  * @example
  * ```ts

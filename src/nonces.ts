@@ -1,7 +1,7 @@
 /**
- * Where nonces come from. A nonce must be higher than the last one of the same key in the same scope, and nonces must
- * arrive in order, so writes of one scope run one after the other. A scope is a room, or `kv:<key>` for the notes of that
- * key.
+ * Nonce allocation. A nonce must be higher than the last one of the same key in the same scope, and nonces must arrive
+ * in order, so the writes of one scope run one after the other. A scope is a room, or `kv:<key>` for the notes with
+ * that key.
  *
  * @module
  */
@@ -16,7 +16,7 @@ export interface NonceSource {
   /**
    * Makes all later nonces of a scope higher than one that the service has seen.
    *
-   * @throws a {@link BadNonce} if that is more than a day ahead of the clock
+   * @throws a {@link BadNonce} if that one is more than a day ahead of the clock
    */
   raiseNonce(scope: string, seen: string, clock: Clock): void;
 }
@@ -29,8 +29,8 @@ const DAY_MS = 86_400_000n;
 export type LastNonces = Map<string, bigint>;
 
 /**
- * The most scopes that are kept. Beyond it, the quarter with the lowest nonces becomes one floor for all that are not
- * listed.
+ * The maximum number of scopes. Beyond it, the quarter with the lowest nonces is merged into one floor for all scopes
+ * that are not listed.
  */
 const MAX_SCOPES = 1000;
 const OTHERS = '*';
@@ -40,7 +40,7 @@ export function lastNonce(scopes: LastNonces, scope: string): bigint | undefined
   return scopes.get(scope) ?? scopes.get(OTHERS);
 }
 
-/** Records a nonce, if it is higher than the last one. Scopes that are dropped stay covered by the common floor. */
+/** Records a nonce if it is higher than the last one. Scopes that are dropped stay covered by the common floor. */
 export function recordNonce(scopes: LastNonces, scope: string, nonce: bigint): void {
   if (nonce > (lastNonce(scopes, scope) ?? -1n)) scopes.set(scope, nonce);
   if (scopes.size <= MAX_SCOPES) return;
@@ -55,9 +55,9 @@ export function recordNonce(scopes: LastNonces, scope: string, nonce: bigint): v
 export const nonceOf = (clock: Clock): bigint => BigInt(Math.max(0, Math.floor(clock.now())));
 
 /**
- * The next nonce: the time in ms, or if that is not higher than the given last ones, one more than the highest of them.
+ * The next nonce: the time in ms or, if that is not higher than all of `lasts`, one more than the highest of them.
  *
- * @throws a {@link BadNonce} if there is none with 19 digits
+ * @throws a {@link BadNonce} if it would have more than 19 digits
  */
 export function nextNonce(clock: Clock, ...lasts: (bigint | undefined)[]): bigint {
   let next = nonceOf(clock);
@@ -68,7 +68,7 @@ export function nextNonce(clock: Clock, ...lasts: (bigint | undefined)[]): bigin
 
 /** {@link NonceSource.raiseNonce} for `scopes`. */
 export function raiseNonce(scopes: LastNonces, scope: string, seen: string, clock: Clock): void {
-  // From the service, so checked before it is used.
+  // It comes from the service, so it is checked before use.
   if (!isNonce(seen) || BigInt(seen) > nonceOf(clock) + DAY_MS) {
     throw new BadNonce(
       `the service has seen nonce ${seen.slice(0, 20)} of this key in ${scope}, more than a day ahead of the clock, perhaps from a program that counts nonces differently. The key is locked out there: use another key or room, or correct the clock`,

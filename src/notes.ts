@@ -1,6 +1,6 @@
 /**
- * Notes: values that anybody can write under a namespace and a key, conditional writes, and the two namespaces that say
- * who owns a room. Rules: technocore.chat (shapes of answers, errors, notes: conditions and ownership).
+ * Notes: values that anybody can write under a namespace and a key, conditional writes, and the two namespaces that
+ * define who owns a room. Rules: technocore.chat (shapes of answers, errors, notes: conditions and ownership).
  *
  * @module
  */
@@ -33,8 +33,8 @@ import type { Signer } from './signer.ts';
 /**
  * Reads the value of a note. Anybody may have written it. Transient failures are retried for up to 30 seconds.
  *
- * @param ns the namespace, a name as {@link isName} accepts it
- * @param key the key in the namespace, a name as {@link isName} accepts it
+ * @param ns the namespace, a valid name: see {@link isName}
+ * @param key the key in the namespace, a valid name: see {@link isName}
  * @returns the value; undefined if there is no such note
  * @throws a {@link BadName} if the namespace or key is not a name
  * @throws a {@link RateLimited} or {@link Unavailable} if the service could not be read within that time
@@ -58,8 +58,8 @@ export async function readNote(
   try {
     const path = `/kv/${ns}/${key}?${uncached(t)}`;
     const { text } = await ask(t, { path, bucket: 'read', ...bounds });
-    // A banner, an empty line, the value, perhaps a budget line. A value may look like a budget line, but holds no line
-    // end.
+    // A banner, an empty line, the value, perhaps a budget line. A value may look like a budget line, but has no line
+    // break.
     const [banner, empty, value, budget] = text.split('\n', 4);
     const left = /^# budget: (\d+) of (\d+) reads left/.exec(budget ?? '');
     if (left) budgetOf(t, 'read').learn(Number(left[2]), Number(left[1]));
@@ -67,13 +67,13 @@ export async function readNote(
     return value;
   } catch (cause) {
     if (isMissing(cause)) return undefined;
-    if (isCutOff(cause)) throw new Unavailable('the answer was cut off', cause);
+    if (isCutShort(cause)) throw new Unavailable('the answer was cut short', cause);
     throw cause;
   }
 }
 
-/** True for the message that there is no such note, cut short. */
-const isCutOff = (cause: unknown): boolean =>
+/** Whether the service's message that there is no such note was cut short. */
+const isCutShort = (cause: unknown): boolean =>
   TechnocoreError.is(cause) &&
   (cause as HttpError).status === 404 &&
   '404 no note'.startsWith((cause as HttpError).body);
@@ -83,8 +83,8 @@ const isMissing = (cause: unknown): boolean =>
 
 /** Options of {@link setNote}: the condition of the write. At most one of the two may be given. */
 export interface SetOptions {
-  /** Write only if the note's present value is exactly this. */
-  // No `| undefined`, as other options have: what was computed and is not there would make a write without a condition.
+  /** Write only if the note's current value is exactly this. */
+  // No `| undefined`, unlike other options: a missing value would silently make the write unconditional.
   if?: string;
   /** Write only if there is no such note. */
   ifAbsent?: boolean | undefined;
@@ -92,17 +92,17 @@ export interface SetOptions {
 
 /**
  * Writes a note, optionally by compare-and-set. Without a condition the last write wins. Transient failures are retried
- * for up to 30 seconds; the service deletes notes that nobody writes for seven days.
+ * for up to 30 seconds. The service deletes notes that nobody writes for seven days.
  *
- * @param ns the namespace, a name as {@link isName} accepts it
- * @param key the key in the namespace, a name as {@link isName} accepts it
+ * @param ns the namespace, a valid name: see {@link isName}
+ * @param key the key in the namespace, a valid name: see {@link isName}
  * @param value at most 8,192 code points after the {@link sweep}
  * @throws a {@link BadName}, {@link EmptyText}, {@link FrameTooLong} or {@link TechnocoreError} `bad_option` (both
  * conditions) before anything is sent
- * @throws a {@link Conflict} if the condition does not hold; `actual` is the present value
- * @throws a {@link MayHaveLanded} if the response was lost and none came later; or if the response to a conditional write
- * was lost and the condition did not hold at the next attempt (`cause` is that Conflict): the first attempt may have been
- * written, or somebody else may have written
+ * @throws a {@link Conflict} if the condition does not hold; `actual` is the current value
+ * @throws a {@link MayHaveLanded} if the response was lost and no retry was answered; or if the response to a
+ * conditional write was lost and the condition did not hold at the next attempt (`cause` is that Conflict): either the
+ * first attempt or somebody else may have written the note
  * @throws a {@link Forbidden}, {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} if the service
  * refuses, or could not be reached
  * @throws the signal's reason when it aborts
@@ -115,7 +115,7 @@ export interface SetOptions {
  *   await setNote('p-workshop-41c7', 'state', 'closed', { if: 'open' });
  * } catch (e) {
  *   if (!Conflict.is(e)) throw e;
- *   console.log('somebody was faster:', e.actual);
+ *   console.log('somebody else was faster:', e.actual);
  * }
  * console.log(await getNote('p-workshop-41c7', 'state'));
  * ```
@@ -136,8 +136,7 @@ export async function setNote(ns: string, key: string, value: string, o: Options
       if (o.signal?.aborted || !TechnocoreError.is(cause)) throw cause;
       if (doubt && cause.code === 'conflict') throw new MayHaveLanded(`${ns}/${key}`, undefined, cause);
       if (!isTransient(cause)) throw cause;
-      // Resending is safe: an unconditional write that lands twice is the same write, a conditional one that landed
-      // loses.
+      // Resending is safe: an unconditional write may land twice, and a conditional one that landed already conflicts.
       if (mayBeDone(cause)) doubt = cause;
       if (!(await attempts.again(cause, { note: `${ns}/${key}` }))) {
         throw doubt ? new MayHaveLanded(`${ns}/${key}`, undefined, doubt) : cause;
@@ -146,7 +145,7 @@ export async function setNote(ns: string, key: string, value: string, o: Options
   }
 }
 
-/** Writes with one request. Only the service's own confirmation counts, not just any page with status 200. */
+/** Writes with one request. Only the service's own confirmation counts, not any page with status 200. */
 async function put(t: Transport, write: Write, signal: AbortSignal | undefined): Promise<void> {
   const { text } = await ask(t, { ...writeRequest(t, write), signal });
   if (!/^ok\b/.test(text)) throw new Unavailable('the answer does not confirm that the note was written');
@@ -163,14 +162,14 @@ function noteWrite(
   if (condition.if !== undefined && condition.ifAbsent) {
     throw new TechnocoreError('bad_option', 'the options if and ifAbsent exclude each other');
   }
-  // In a query, `+` is a blank, so encodeURIComponent escapes it. It throws on lone surrogates, which no note can hold.
+  // In a query, `+` means a space; encodeURIComponent escapes it. It throws on lone surrogates, which no note can hold.
   const expected =
     condition.if === undefined ? undefined : checkText(condition.if, 'the option if').replace(/\p{Cs}/gu, '\ufffd');
   const query =
     expected !== undefined ? `?if=${encodeURIComponent(expected)}` : condition.ifAbsent ? '?if_absent=1' : '';
   return {
     path: `/kv/${ns}/${key}/${route}/${encodeURIComponent(value)}${query}`,
-    // With a query behind it, `.` is still a path segment that URL parsers remove.
+    // Even before a query, `.` is a path segment that URL parsers remove.
     text: value,
     postPath: `/kv/${ns}/${key}`,
     body: { ...body, ...(expected !== undefined && { if: expected }), ...(condition.ifAbsent && { if_absent: true }) },
@@ -180,7 +179,7 @@ function noteWrite(
 /**
  * Lists the keys of a namespace. Anybody may have written them. Transient failures are retried for up to 30 seconds.
  *
- * @param ns the namespace, a name as {@link isName} accepts it
+ * @param ns the namespace, a valid name: see {@link isName}
  * @returns the keys in ascending order; those that begin with `p-` are not listed
  * @throws a {@link BadName} if the namespace is not a name
  * @throws a {@link RateLimited} or {@link Unavailable} if the service could not be read within that time
@@ -214,15 +213,15 @@ function parsed(text: string): unknown {
 // --- owned rooms ------------------------------------------------------------------------------------------------
 
 /**
- * Makes the signer the owner of a room. From then on only the owner, and the keys that {@link allowWriters} names, can
+ * Makes the signer the owner of a room. From then on, only the owner and the keys that {@link allowWriters} names can
  * write there.
  *
- * @param room a room of class `d` (see {@link roomClasses}), to which nobody has written yet
+ * @param room a room of class `d` (see {@link roomClasses}) that nobody has written to yet
  * @throws a {@link BadName} if the room is not of class `d`
  * @throws a {@link BadKey} if no signer is given
- * @throws a {@link Conflict} if the room has an owner already; `actual` is the owner's DID
+ * @throws a {@link Conflict} if the room already has an owner; `actual` is the owner's DID
  * @throws a {@link Forbidden} if the room has messages, or can never be owned
- * @throws a {@link MayHaveLanded} if the response was lost and the outcome cannot be found out
+ * @throws a {@link MayHaveLanded} if the response was lost and the outcome cannot be determined
  * @throws a {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} as {@link setNote} does
  *
  * @example
@@ -245,12 +244,12 @@ export async function claimRoom(room: string, signer: Signer, o: Options = {}): 
  * Sets which keys, besides the owner, may write to a room that the signer owns. Replaces the previous list.
  *
  * @param room a room of class `d` that the signer has claimed with {@link claimRoom}
- * @param dids the writers' DIDs; an empty array leaves the owner alone
+ * @param dids the writers' DIDs; with an empty array, only the owner can write
  * @throws a {@link BadName} if one of them is not a DID, or the room is not of class `d`
  * @throws a {@link BadKey} if no signer is given
- * @throws a {@link FrameTooLong} if the list does not fit into a note, which takes some 140 DIDs
+ * @throws a {@link FrameTooLong} if the list does not fit into a note, which holds about 140 DIDs
  * @throws a {@link Forbidden} if the signer does not own the room
- * @throws a {@link MayHaveLanded} if the response was lost and the outcome cannot be found out
+ * @throws a {@link MayHaveLanded} if the response was lost and the outcome cannot be determined
  * @throws a {@link RateLimited}, {@link CapacityReached} or {@link Unavailable} as {@link setNote} does
  */
 export async function allowWriters(
@@ -263,13 +262,13 @@ export async function allowWriters(
   if (!Array.isArray(dids)) throw new BadName(dids, 'the writers must be an array of did:key');
   const bad = dids.find((did) => !isDid(did));
   if (bad !== undefined) throw new BadName(bad, 'not a did:key');
-  // A note cannot be empty, so a list of nobody else names the owner.
+  // A note cannot be empty, so an empty list names the owner.
   await setOwnership('room-allow', room, dids.length > 0 ? dids.join(' ') : signer.did, signer, o);
 }
 
 /**
- * Writes into one of the two ownership namespaces. They share one nonce counter per room, which anybody can read, and
- * which older services raise even for a write that is then refused.
+ * Writes to one of the two ownership namespaces. They share one nonce counter per room, which anybody can read, and
+ * which older services raise even if they refuse the write.
  */
 async function setOwnership(
   ns: string,
@@ -309,7 +308,7 @@ async function setOwnership(
       return;
     } catch (cause) {
       if (o.signal?.aborted || !TechnocoreError.is(cause)) throw cause;
-      // Only the owner can have written this value: if it is there, our write landed.
+      // Only the owner can write this value, so if it is there, our write landed.
       if (doubt && (await getNote(ns, room, o).catch(() => undefined)) === swept) return;
       if (cause.code === 'stale_nonce') {
         await key.raiseNonce(scope, (cause as StaleNonce).last, t.clock);

@@ -1,6 +1,6 @@
 /**
- * Rooms: reading with a cursor that survives lost messages and recreated rooms, and writing so that nothing is posted
- * twice. Rules: technocore.chat (shapes of answers, errors, polling, traps).
+ * Rooms: reading with a cursor that survives lost messages and recreated rooms, and writing exactly once. Rules:
+ * technocore.chat (shapes of answers, errors, polling, traps).
  *
  * @module
  */
@@ -33,22 +33,22 @@ import { exportOf, type Message, type PolledView, type RoomView, viewOf, written
 import { checkName, roomClasses } from './names.ts';
 import { ask, learnLimits, uncached, type Write, writeRequest } from './service.ts';
 
-/** The most messages that one read returns. */
+/** The maximum number of messages in one read. */
 const MAX_LIMIT = 200;
-/** How long a read or write keeps trying, ms, if the caller sets no bound. */
+/** How long a read or write is retried, ms, if the caller sets no bound. */
 export const PATIENCE_MS = 30_000;
 
 // --- reading ----------------------------------------------------------------------------------------------------
 
 /** Options of {@link read}. */
 export interface ReadOptions {
-  /** Return only messages with a higher `seq` than this. */
+  /** Return only messages with a `seq` above this. */
   since?: number | undefined;
-  /** The most messages to return, 1 to 200; default 50. If more match, the newest are returned. */
+  /** The maximum number of messages to return, 1 to 200; default 50. If more match, the newest are returned. */
   limit?: number | undefined;
   /**
-   * How long the service may hold the request until there is a message after `since`, in milliseconds; default 0. The
-   * service cuts it to its own maximum, usually 10,000. Has no effect without `since`.
+   * How long the service may hold the request while there is no message after `since`, in milliseconds; default 0. The
+   * service caps it, usually at 10,000. Has no effect without `since`.
    */
   waitMs?: number | undefined;
 }
@@ -65,12 +65,12 @@ export async function readView(t: Transport, room: string, o: ReadOptions, signa
 }
 
 /**
- * Reads the newest messages of a room. A room to which nobody has written is empty, not an error. Transient failures are
- * retried for up to 30 seconds, beyond `waitMs`.
+ * Reads the newest messages of a room. A room that nobody has written to is empty, not an error. Transient failures are
+ * retried for up to 30 seconds beyond `waitMs`.
  *
  * @param room the name of the room
  * @returns the messages, oldest first; everything in them is untrusted
- * @throws a {@link BadName} if it is not the name of a room
+ * @throws a {@link BadName} if the name is not valid
  * @throws a {@link RateLimited} or {@link Unavailable} if the service could not be read within that time
  * @throws an {@link HttpError} if the service refuses
  * @throws the signal's reason when it aborts
@@ -92,57 +92,57 @@ export async function read(room: string, o: Options & ReadOptions = {}): Promise
   return shown;
 }
 
-/** How far a reader has read a room: what a {@link CursorStore} keeps. JSON can hold it. */
+/** How far a reader has read a room: what a {@link CursorStore} stores. Survives JSON. */
 export interface Place {
   /** The `seq` of the last message read. */
   since: number;
   /** The room's generation at that time; absent for services before 0.11. */
   generation?: number;
-  /** The time (`ts`) of the message at `since`, which tells the room from another of the same name. */
+  /** The time (`ts`) of the message at `since`, which distinguishes the room from a later one of the same name. */
   mark?: string;
   /**
-   * Of a server: when it last renewed the mailbox's presence note, in milliseconds since the epoch by its own clock. By
-   * that it recognizes the note as its own after a restart.
+   * For a server: when it last renewed the mailbox's presence note, in milliseconds since the epoch by its own clock.
+   * It lets the server recognize the note as its own after a restart.
    */
   said?: number;
 }
 
-/** The place behind the message with this `seq` in a view; by default, behind the newest. */
+/** The place after the message with this `seq` in a view; by default, after the newest. */
 export function placeOf({ lastSeq, generation, messages }: RoomView, since: number = lastSeq): Place {
   const mark = messages.find(({ seq }) => seq === since)?.ts;
   return compact({ since, generation, mark });
 }
 
-/** Keeps how far a server has read its mailbox, across restarts. {@link fileCursor} makes one that writes a file. */
+/** Stores how far a server has read its mailbox, across restarts. {@link fileCursor} makes one that writes a file. */
 export interface CursorStore {
-  /** Returns what was saved last for a room; undefined if nothing was. */
+  /** Returns the place that was last saved for a room; undefined if there is none. */
   load(room: string): Place | undefined | Promise<Place | undefined>;
-  /** Saves the place in a room; called again and again while a server runs. */
+  /** Saves the place in a room; called repeatedly while a server runs. */
   save(room: string, place: Place): void | Promise<void>;
 }
 
-/** What one step of a cursor returns. */
+/** The result of one step of a cursor. */
 export interface Batch {
   /** What was lost before `messages`; absent if nothing was. */
   gap?: RingGap;
-  /** All of that was written before this time by the service's clock, ms; undefined if that is not known. */
+  /** The lost messages were written before this time by the service's clock, ms; undefined if unknown. */
   before?: number | undefined;
   messages: Message[];
 }
 
-/** After how many empty reads a service without generations is read once without a cursor: about once a minute. */
+/** After how many empty reads a room without generations is read once without a cursor: about once a minute. */
 const PROBE_EVERY = 6;
-/** How often in a row the export may fail before the messages it would have shown count as lost. */
+/** How often in a row the export may fail before the messages in it count as lost. */
 const EXPORT_TRIES = 4;
 const EXPORTS = {};
 /** How many messages the answer to a write shows. */
 const SHOWN = 20;
-/** @internal The text of the line that opens a mailbox. Its reader writes it; who only calls never does. */
+/** @internal The text of the line that opens a mailbox. Only the mailbox's reader writes it; a caller never does. */
 export const OPENING = 'mailbox opened';
 
 /**
- * A position in a room and the rules by which it moves. It never advances because of an empty answer. It distinguishes a
- * room that overflowed, a room that was recreated, and an `e-` room whose messages expired.
+ * A position in a room and the rules by which it moves. An empty answer never advances it. It distinguishes a room that
+ * overflowed, a room that was recreated, and an `e-` room whose messages expired.
  *
  * @internal
  */
@@ -152,27 +152,25 @@ export class RoomCursor {
   /** The last `seq` seen; undefined until the first read. */
   since: number | undefined;
   generation: number | undefined;
-  /** The time of the message at `since`. Where a service has no generations, another time there means another room. */
+  /** The time of the message at `since`. Without generations, a different time there means a different room. */
   #mark: string | undefined;
-  /** Empty reads in a row. */
+  /** The number of empty reads in a row. */
   #empties = 0;
   /**
-   * The place before a long silence. What came after it may belong to a recreated room, which the next empty read checks,
-   * or the one after that if it fails.
+   * The place before a long silence. What came after it may belong to a recreated room; the next empty read checks
+   * that.
    */
   #doubted: Place | undefined;
   /** The place was set from outside and has not been compared with the room yet. */
   #unchecked = false;
-  /**
-   * The cursor is at 0 because the room showed nothing. Its `seq` may go on all the same, so the next message is no gap.
-   */
+  /** The cursor is at 0 because the room showed nothing. Its `seq` may still go on, so the next message is no gap. */
   #isBlank = false;
   /**
-   * The room is ephemeral, and showed nothing when it was last read without a cursor: whatever it shows now is new. Only
-   * a read from its beginning finds that in both cases, whether its `seq` goes on or it was recreated.
+   * The room is ephemeral and showed nothing when it was last read without a cursor, so whatever it shows now is new.
+   * Only a read from the beginning finds that both if its `seq` goes on and if the room was recreated.
    */
   #hasExpired = false;
-  /** How often this cursor has seen the room recreated. */
+  /** How often this cursor saw the room recreated. */
   #lives = 0;
   #failures = 0;
 
@@ -180,11 +178,11 @@ export class RoomCursor {
     this.#t = t;
     this.room = checkName(room, 'room');
     this.since = since;
-    // A cursor from elsewhere may belong to a room that is gone: the first empty read is followed by a probe.
+    // A given cursor may belong to a room that is gone, so a probe follows the first empty read.
     if (since) this.#empties = PROBE_EVERY - 1;
   }
 
-  /** Moves the cursor behind the newest message, skipping all before it. */
+  /** Moves the cursor past the newest message and skips everything before it. */
   async toTail(signal?: AbortSignal): Promise<void> {
     // Without generations, only the message at the cursor shows whether this is still the same room.
     const looks = this.#mark !== undefined && this.generation === undefined;
@@ -203,7 +201,7 @@ export class RoomCursor {
     return this.generation ?? this.#lives;
   }
 
-  /** Where the cursor stands. It can be saved and set again. */
+  /** The cursor's place, which can be saved and set again. */
   get place(): Place | undefined {
     const { since, generation } = this;
     return since === undefined ? undefined : compact({ since, generation, mark: this.#mark });
@@ -216,16 +214,17 @@ export class RoomCursor {
     this.#isBlank = false;
     this.#hasExpired = false;
     this.#doubted = undefined;
-    // The room may have been recreated meanwhile. A generation shows that by itself.
+    // The room may have been recreated meanwhile. Generations show that by themselves.
     this.#unchecked = place.generation === undefined;
   }
 
   /**
-   * Reads behind the cursor, held for up to `waitMs` if nothing is there. Does not move the cursor: {@link take} does.
+   * Reads after the cursor; the service may hold the request for up to `waitMs`. Does not move the cursor: {@link take}
+   * does.
    */
   async look(waitMs: number, signal?: AbortSignal): Promise<PolledView> {
     if (this.since === undefined) await this.toTail(signal);
-    // A place that was set is compared with the room before the cursor waits there.
+    // A place set from outside is compared with the room before the cursor waits there.
     if (this.#unchecked) return readView(this.#t, this.room, { limit: MAX_LIMIT }, signal);
     const since = this.#hasExpired ? 0 : this.since!;
     return readView(this.#t, this.room, { since, limit: MAX_LIMIT, waitMs }, signal);
@@ -247,44 +246,46 @@ export class RoomCursor {
     }
     const since = this.since!;
     const fresh = view.messages.filter((m) => m.seq > since);
-    // The view was requested before the cursor moved here: that it shows nothing new means nothing.
+    // The view was requested before the cursor moved here, so it says nothing about what comes after.
     if (fresh.length === 0 && view.since !== undefined && view.since < since) return undefined;
     let isNext = fresh[0]?.seq === since + 1 || (this.#isBlank && roomClasses(this.room).e);
     if (view.generation !== undefined) {
       const known = this.generation;
       this.generation = view.generation;
       if (this.#isBlank && known !== view.generation) isNext = true;
-      // The `seq` goes on in the recreated room. A cursor at 0 has missed nothing of the old one.
+      // A new generation: the room was recreated, and its `seq` goes on. A cursor at 0 has missed nothing of the old
+      // room.
       if (known !== undefined && known !== view.generation && since > 0) {
         return view.lastSeq < since ? this.restart(signal) : this.#recreated(fresh, view);
       }
     }
     if (fresh.length > 0) {
-      // A doubt stays until it is settled, however many messages come before that.
+      // The doubt remains until it is resolved, however many messages come first.
       if (this.#empties >= PROBE_EVERY) this.#doubted ??= this.place;
       this.#empties = 0;
       return this.#advance(fresh, isNext ? undefined : await this.#recover(since, fresh, signal));
     }
     if (view.lastSeq < since) return this.restart(signal);
-    // Without generations, a service echoes even the cursor of a room that is gone; only a read without one shows the
-    // tail.
+    // Without generations, a service echoes even the cursor of a room that is gone; only a read without a cursor shows
+    // the tail.
     if (this.generation !== undefined) return undefined;
     if (++this.#empties % PROBE_EVERY !== 0 && !this.#doubted) return undefined;
     const batch = await this.restart(signal, this.#doubted);
-    // Not before: the read may fail.
+    // Only now, since the read may have failed.
     this.#doubted = undefined;
     return batch;
   }
 
   /**
-   * Checks by a read without a cursor whether the room was recreated; if so, goes on with the new room's first message.
+   * Checks with a cursorless read whether the room was recreated; if so, continues with the new room's first message.
    */
   async restart(signal?: AbortSignal, place?: Place): Promise<Batch | undefined> {
     return this.#compare(await readView(this.#t, this.room, { limit: MAX_LIMIT }, signal), place);
   }
 
   /**
-   * Whether a view read without a cursor is of the same room as a place, as far as it shows; default: the cursor's place.
+   * Whether a view that was read without a cursor belongs to the same room as a place (by default, the cursor's), as
+   * far as it shows.
    */
   #isSame(view: PolledView, { since, mark: known } = this.place!): boolean {
     // An ephemeral room whose messages have expired reports 0, although its `seq` goes on.
@@ -329,15 +330,14 @@ export class RoomCursor {
   }
 
   /**
-   * Fetches the messages that are missing before `fresh` from the room's export; where that is impossible, they are a
-   * gap.
+   * Fetches the messages that are missing before `fresh` from the room's export. If that is impossible, they are a gap.
    */
   async #recover(since: number, fresh: Message[], signal?: AbortSignal): Promise<Batch> {
     let whole: Message[] | undefined;
     try {
       whole = await exported(this.#t, this.room, signal);
     } catch (cause) {
-      // The cursor has not moved, so the next read gets here again; but not without end.
+      // The cursor has not moved, so the next read tries again; but not forever.
       if (!isTransient(cause) || this.#failures++ < EXPORT_TRIES) throw cause;
     }
     this.#failures = 0;
@@ -355,13 +355,14 @@ export class RoomCursor {
   #before([first]: readonly Message[]): number | undefined {
     const at = first && writtenAt(first);
     const last = writtenAt({ ts: this.#mark });
-    // If the service's clock was set back since the last message before the gap, it tells nothing about those between.
+    // If the service's clock was set back since the last message before the gap, it says nothing about those in
+    // between.
     return at === undefined || (last !== undefined && at < last) ? undefined : at;
   }
 }
 
 /**
- * All messages that a room still holds; undefined if the service has no export (before 0.11).
+ * All messages that a room still holds; undefined if the service has no export route (before 0.11).
  *
  * @throws transient failures only
  */
@@ -378,14 +379,14 @@ async function exported(t: Transport, room: string, signal?: AbortSignal): Promi
 }
 
 /**
- * Yields every message of a room as it arrives, in order and each once. It never ends by itself: leave the loop with
+ * Yields every message of a room as it arrives, in order and exactly once. It never ends by itself: leave the loop with
  * `break`, or abort the signal. Transient failures are waited out.
  *
  * @param room the name of the room
- * @param o `since`: begin after the message with this `seq` (0: with the room's first message); default: only messages
- * that come from now on
- * @throws a {@link BadName} if it is not the name of a room
- * @throws a {@link RingGap} if messages were lost; to go on after them, follow again with `since: e.oldest - 1`
+ * @param o `since`: start after the message with this `seq` (0: with the room's first message); default: only messages
+ * from now on
+ * @throws a {@link BadName} if the name is not valid
+ * @throws a {@link RingGap} if messages were lost; to continue after them, follow again with `since: e.oldest - 1`
  * @throws an {@link HttpError} if the service refuses
  * @throws the signal's reason when it aborts
  * @example
@@ -411,7 +412,7 @@ export async function* follow(room: string, o: Options & { since?: number | unde
 
 // --- writing ----------------------------------------------------------------------------------------------------
 
-/** A signed message that was not sent yet: what {@link Signer.signMessage} returns. */
+/** A signed message that has not been sent yet: what {@link Signer.signMessage} returns. */
 export interface SignedMessage {
   /** The signer's `did:key`. */
   did: string;
@@ -425,7 +426,7 @@ export interface SignedMessage {
   canonical: string;
 }
 
-/** What writing needs of a {@link Signer}. */
+/** The part of a {@link Signer} that writing needs. */
 export interface SigningKey {
   /** The `did:key` of the key. */
   readonly did: string;
@@ -439,7 +440,7 @@ export interface SigningKey {
     value: string,
   ): { did: string; sig: string; nonce: string; value: string; canonical: string };
   /**
-   * Runs `use` with a nonce higher than all before it in this scope. Uses of one scope run one after the other.
+   * Runs `use` with a nonce higher than all earlier ones in this scope. Uses of one scope run one after the other.
    *
    * @param scope a room, or `kv:<key>` for the notes of that key
    */
@@ -449,7 +450,7 @@ export interface SigningKey {
 }
 
 /**
- * Checks that a signer was given, and not the promise of one.
+ * Checks that a signer was given, and not a promise of one.
  *
  * @internal
  * @throws a {@link BadKey} if not
@@ -461,10 +462,10 @@ export function checkSigner(signer: SigningKey): void {
 
 /**
  * Appends an unsigned message to a room. Anybody may use any nick, so prefer {@link Signer.say}, which also writes
- * exactly once. Failures after which nothing can have been written are retried for up to 30 seconds.
+ * exactly once. Failures that cannot have written anything are retried for up to 30 seconds.
  *
  * @param room the name of the room
- * @param nick who writes, a name as {@link isName} accepts it
+ * @param nick the writer's name: see {@link isName}
  * @param text at most 4,096 code points after the {@link sweep}
  * @returns the `seq` of the message
  * @throws a {@link BadName}, {@link EmptyText} or {@link FrameTooLong} before anything is sent
@@ -495,7 +496,8 @@ export async function say(room: string, nick: string, text: string, o: Options =
 }
 
 /**
- * Whether a write that failed transiently may have been executed. After a 429, a 408 or without a connection it was not.
+ * Whether a write that failed transiently may have been executed. It was not after a 429 or 408, or without a
+ * connection.
  */
 export function mayBeDone(cause: unknown): boolean {
   return (cause as TechnocoreError).code === 'unavailable' && !neverSent(cause);
@@ -526,25 +528,25 @@ async function send(
 
 /** @internal A signed message that was written. */
 export interface Landed {
-  /** 0 if it was written, and so much came after it that it can no longer be read. */
+  /** 0 if the message was written, but so much came after it that it can no longer be read. */
   seq: number;
   nonce: string;
   /** When it was written, ms since the epoch by the service's clock. */
   at?: number | undefined;
   /**
-   * True if the room shows only messages of this key and no opening line: the mailbox is new, or nobody ever read there.
+   * True if the room shows only messages of this key and no opening line: the mailbox is new, or nobody ever read it.
    */
   alone?: boolean;
-  /** The place behind the message, if the response showed it. */
+  /** The place after the message, if the response showed it. */
   place?: Place;
 }
 
 /**
- * Appends a signed message exactly once, whatever the network does, or tells that this cannot be known.
+ * Appends a signed message exactly once, whatever the network does, or throws {@link MayHaveLanded}.
  *
  * @internal
  * @param text the text, or a function that makes it from the nonce that the message will have
- * @param deadline clock time, ms, after which nothing is tried any more
+ * @param deadline clock time, ms, after which no new attempt starts
  * @throws as {@link say}; {@link StaleNonce} if the key's nonces could not be raised above the last one in time
  */
 export async function saySigned(
@@ -559,7 +561,7 @@ export async function saySigned(
   const swept = typeof text === 'function' ? undefined : sweep(text);
   checkSigner(key);
   const budget = budgetOf(t, 'write');
-  // Writes of one key to one room wait in a queue before they ask the budget for a turn, so those in front are counted.
+  // Writes of one key to one room wait in a queue before they take a turn in the budget, so those ahead are counted.
   const queue = `${key.did} ${room}`;
   const late = budget.tooLate(budget.projectMs(queue), deadline);
   if (late) throw late;
@@ -580,7 +582,7 @@ export async function saySigned(
     } catch (cause) {
       if (!TechnocoreError.is(cause) || cause.code !== 'stale_nonce') throw cause;
       await key.raiseNonce(room, (cause as StaleNonce).last, t.clock);
-      // Another program with this key may be faster once or twice. But a service that accepts no nonce must not be
+      // Another program with this key may be faster once or twice, but a service that accepts no nonce must not be
       // flooded.
       if (stale > 1 && !(await attempts.again(cause, { room }))) throw cause;
     } finally {
@@ -600,7 +602,7 @@ async function deliver(
   const write = roomWrite(room, `say-signed/${did}/${sig}/${nonce}`, text, { did, sig, nonce, text });
   const begun = t.clock.now();
   const attempts = new Attempts(t, deadline, signal);
-  // Set after an attempt that may have been executed. From then on, the room is looked at before each new attempt.
+  // Set after an attempt that may have been executed. From then on, the room is checked before each new attempt.
   let doubt: TechnocoreError | undefined;
   let refusal: TechnocoreError | undefined;
   for (;;) {
@@ -610,7 +612,7 @@ async function deliver(
       try {
         landed = await settle(t, room, m, begun, signal);
       } catch (e) {
-        // A failure to look says nothing about the write: look again, until the time is up.
+        // A failed check says nothing about the write, so check again until the time is up.
         if (signal?.aborted || !TechnocoreError.is(e) || e.code === 'may_have_landed') throw e;
         if (!isTransient(e) || !(await attempts.again(e, { room }))) throw new MayHaveLanded(room, nonce, doubt);
         continue;
@@ -621,7 +623,7 @@ async function deliver(
     try {
       const view = await send(t, room, write, deadline, signal);
       const { messages, posted } = view;
-      // If the response shows as many messages as it can, there may be more.
+      // A full response may hide older messages.
       const alone = messages.length < SHOWN && messages.every(({ from, text }) => from === did && text !== OPENING);
       const place = placeOf(view, posted!);
       return { seq: posted!, nonce, at: writtenAt({ ts: place.mark }), alone, place };
@@ -630,7 +632,7 @@ async function deliver(
     }
     if (signal?.aborted || !TechnocoreError.is(cause)) throw cause;
     if (!isTransient(cause)) {
-      // A refusal of our own nonce may mean success: an earlier attempt landed, or a proxy sent this one twice.
+      // A refusal of our own nonce may mean success: an earlier attempt landed, or a proxy sent the request twice.
       const echoed = cause.code === 'stale_nonce' && BigInt((cause as StaleNonce).last) === BigInt(nonce);
       if (!doubt && !echoed) throw cause;
       if (doubt && echoed) {
@@ -647,11 +649,12 @@ async function deliver(
 }
 
 /**
- * Looks in the room for our message whose response was lost.
+ * Searches the room for a message whose response was lost.
  *
- * @returns the message as the room shows it; undefined if everything written since it was first sent can be seen and it
- * is not among it. Then the same bytes may be sent again: should both arrive, the service refuses the second for its nonce
- * @throws a {@link MayHaveLanded} if so much was written since that it may no longer be visible
+ * @returns the message as the room shows it; undefined if the room still shows everything written since it was first
+ * sent, and it is not there. Then the same bytes may be sent again: if both arrive, the service refuses the second
+ * nonce
+ * @throws a {@link MayHaveLanded} if so much was written since then that the message may no longer be visible
  */
 async function settle(
   t: Transport,
@@ -670,16 +673,16 @@ async function settle(
   throw new MayHaveLanded(room, m.nonce);
 }
 
-/** How much of a room the service scans for a read, in bytes, less a margin. */
+/** How much of a room the service scans for a read, bytes, less a margin. */
 const SCAN_BYTES = 900_000;
-/** A margin for clocks that are set while we wait, ms. */
+/** A margin for clock changes during the wait, ms. */
 const DOUBT_MARGIN_MS = 60_000;
 
-/** Whether the newest messages of a room certainly include all of the last `ms`. */
+/** Whether the given newest messages of a room certainly include everything from the last `ms`. */
 function reachesBack(room: string, messages: Message[], ms: number): boolean {
   const [first] = messages;
   if (!first || first.seq === 1) return true;
-  // An ephemeral room may begin with any `seq`; it shows everything of its last minutes.
+  // An ephemeral room may begin with any `seq`; it shows everything from its last minutes.
   const bytes = messages.reduce((sum, m) => sum + 4 * m.text.length + 256, 0);
   if (roomClasses(room).e && messages.length < MAX_LIMIT && bytes < SCAN_BYTES) return true;
   // Both times are the service's, so that its clock need not agree with ours.

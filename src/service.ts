@@ -1,6 +1,7 @@
 /**
- * How the room service answers, and how a write is sent: the words on which a client may rely, and nothing about rooms or
- * notes themselves. Rules: technocore.chat (basics, text in paths, errors).
+ * Requests to the room service: how a write is sent, and which error each refusal stands for, by the wording on which
+ * clients may rely. Knows nothing about rooms or notes themselves. Rules: technocore.chat (basics, text in paths,
+ * errors).
  *
  * @module
  */
@@ -33,17 +34,17 @@ import {
   type Transport,
 } from './http.ts';
 
-/** Advice for the error when there is no service. */
+/** Advice appended to the error when the service cannot be reached. */
 const WHERE =
   'the environment variable TECHNOCORE_URL or the option base selects another service; `npx technocore-rpc local` starts one';
 
-/** The longest URL that is sent, bytes: the public service refuses more than 16 KB. */
+/** The maximum length of a URL, bytes: the public service refuses more than 16 KB. */
 const MAX_URL = 16_000;
 
 /**
- * Sends one request to the service. Any status but 200 becomes the error that it stands for.
+ * Sends one request to the service. Any status but 200 is thrown as the error that it stands for.
  *
- * @throws what {@link request} throws, and the errors for what the service answers
+ * @throws what {@link request} throws, and the error for a refusal
  */
 export async function ask(t: Transport, r: Request): Promise<Reply> {
   let reply: Reply;
@@ -61,33 +62,35 @@ export async function ask(t: Transport, r: Request): Promise<Reply> {
   throw refusal;
 }
 
-/** The error for an answer that a room service does not give: a proxy's page, perhaps, which may soon be gone. */
+/** The error for an answer that no room service gives: perhaps a proxy's page, which may be temporary. */
 export const oddAnswer = (wanted: string, cause?: unknown): Unavailable =>
   new Unavailable(`the answer is not ${wanted}; is it a technocore.chat service, without a proxy in between?`, cause);
 
 const UNCACHED = {};
 
-/** A unique query member: a cache may answer a URL that it knows with what was there before our own write. */
+/** A unique query parameter, so that no cache answers with what was there before our own write. */
 export function uncached(t: Transport): string {
   const counter = sharedOf(t, UNCACHED, () => ({ n: Math.floor(randomFloat(t.random) * 0x1_0000_0000) }));
   return `n=${counter.n++}`;
 }
 
 const LIMITS = {};
+/** How often a service is asked, ms. */
 const RELEARN_MS = 3_600_000;
-/** After how long a service that could not be asked is asked again, ms. */
+/** When a service that could not be asked is asked again, ms. */
 const RETRY_MS = 15_000;
-/** What the public service grants an address in a minute; assumed for a service that cannot be asked. */
+/** The requests per minute that the public service grants an address; assumed for a service that cannot be asked. */
 const PUBLIC_READS = 120;
 const PUBLIC_WRITES = 30;
 /** How long the answer may take, ms. Requests wait for it. */
 const LEARN_MS = 2000;
 
 /**
- * Asks the service for its limits, once an hour, so that budgets are kept before requests are refused. A service that
- * does not tell has no known limits; one that cannot be asked is assumed to have those of the public one until it can.
+ * Asks the service for its limits once an hour, so that budgets are respected before requests are refused. A service
+ * that publishes none counts as unlimited; one that cannot be asked is assumed to have the limits of the public
+ * service.
  *
- * @returns resolves once they are known as well as they will be; never rejects
+ * @returns resolves after the first attempt; never rejects
  */
 export function learnLimits(t: Transport): Promise<void> {
   const known = sharedOf(t, LIMITS, () => ({
@@ -102,7 +105,7 @@ export function learnLimits(t: Transport): Promise<void> {
     budgetOf(t, 'read').assume(PUBLIC_READS);
     budgetOf(t, 'write').assume(PUBLIC_WRITES);
   });
-  // Later on, nobody has to wait: the old limits hold meanwhile.
+  // Only the first attempt is waited for: after that, the old limits hold meanwhile.
   return (known.first ??= learned);
 }
 
@@ -115,24 +118,20 @@ async function askLimits(t: Transport): Promise<void> {
   budgetOf(t, 'write').learn(Number(limits['writes_per_minute_per_ip']));
 }
 
-/** The error for a refusal: by the words that all versions of the service keep, else by its status. */
+const STALE_NONCE =
+  /^(?:400 nonce \d+ is not greater than (\d{1,19})\b|403 nonce \d+ was already used for \S+ \(last (\d{1,19})\))/;
+const TOO_LONG = /^400 text too long: (\d+) characters, and the limit is (\d+)/;
+
+/** The error for a refusal: by wording that all versions of the service share, else by status. */
 function refusalOf(t: Transport, reply: Reply, bucket: 'read' | 'write'): TechnocoreError {
   const { status, text } = reply;
-  let match: RegExpExecArray | null;
-  if (
-    (match =
-      /^(?:400 nonce \d+ is not greater than (\d{1,19})\b|403 nonce \d+ was already used for \S+ \(last (\d{1,19})\))/.exec(
-        text,
-      ))
-  ) {
-    return new StaleNonce((match[1] ?? match[2])!);
-  }
+  const [, above, last = above] = STALE_NONCE.exec(text) ?? [];
+  if (last !== undefined) return new StaleNonce(last);
+  const [, chars, limit] = TOO_LONG.exec(text) ?? [];
+  if (limit !== undefined) return new FrameTooLong(Number(chars), Number(limit));
   switch (status) {
     case 400:
-      if ((match = /^400 text too long: (\d+) characters, and the limit is (\d+)/.exec(text))) {
-        return new FrameTooLong(Number(match[1]), Number(match[2]));
-      }
-      // Probably a refused nonce, of which the rest was cut off.
+      // Probably a refused nonce in a truncated answer.
       if (/^400 nonce \d/.test(text) || '400 nonce '.startsWith(text))
         return new Unavailable('the answer was cut short');
       if (/^400 empty text/.test(text)) return new EmptyText();
@@ -152,29 +151,28 @@ function refusalOf(t: Transport, reply: Reply, bucket: 'read' | 'write'): Techno
   return failureOf(reply, bucket, t.clock);
 }
 
-/** The value in a 409 response: after the line that announces its length, and exactly that long. */
+/** The value in a 409 response: it follows the line that announces its length, and must have exactly that length. */
 function currentValue(text: string): string | undefined {
-  const match = /^current value follows \((\d+) chars\):\n([\s\S]*)$/m.exec(text);
-  if (!match) return undefined;
-  const [, length, rest] = match as unknown as [string, string, string];
-  const value = rest.replace(/\n$/, '');
-  return codePoints(value) === Number(length) ? value : undefined;
+  const [, length, rest] = /^current value follows \((\d+) chars\):\n([\s\S]*)$/m.exec(text) ?? [];
+  const value = rest?.replace(/\n$/, '');
+  return value !== undefined && codePoints(value) === Number(length) ? value : undefined;
 }
 
-/** A write in both forms. */
+/** A write in its GET and POST forms. */
 export interface Write {
   /** The path and query of the GET form, encoded. */
   path: string;
-  /** The free text at its end, which a URL parser may remove. */
+  /** The free text at the end of `path`, which a URL parser may remove. */
   text: string;
   /** The path of the POST form. */
   postPath: string;
+  /** The body of the POST form. */
   body: Record<string, string | boolean>;
 }
 
 /**
- * The request for a write, on the lane that the options ask for. By default GET (many agents can do nothing else), or
- * POST if the URL would be too long or its last segment is one that URL parsers remove.
+ * The request for a write, by the method that the option `lane` asks for. The default is GET (many agents can do
+ * nothing else), or POST if the URL would be too long or end in a segment that URL parsers remove.
  *
  * @throws a {@link TechnocoreError} `post_only` if the lane is `get`, and only POST can carry this text
  */

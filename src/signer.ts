@@ -1,5 +1,5 @@
 /**
- * A key that signs: Ed25519, the nonces it has used, and the writes in its name. Rules: technocore.chat (identity and
+ * The signer: an Ed25519 key, the nonces it has used, and writes in its name. Rules: technocore.chat (identity and
  * signatures), RFC 8032.
  *
  * @module
@@ -14,7 +14,7 @@ import { checkName, didFromPublicKey, fingerprint, isNonce } from './names.ts';
 import { MemoryNonces, type NonceSource } from './nonces.ts';
 import { type SignedMessage, saySigned } from './rooms.ts';
 
-/** The signed value of a note that was not sent yet: what {@link Signer.signNote} returns. */
+/** The signed value of a note that has not been sent yet: what {@link Signer.signNote} returns. */
 export interface SignedNote {
   /** The signer's `did:key`. */
   did: string;
@@ -30,17 +30,17 @@ export interface SignedNote {
 
 /**
  * An identity: an Ed25519 key pair (RFC 8032) that signs messages and notes. Every caller and every server has one. The
- * secret is kept in private fields and never appears in `console.log`, JSON or errors.
+ * secret is held in private fields and never appears in `console.log`, JSON or errors.
  *
- * The service accepts only nonces that rise. {@link Signer.fromDir} keeps them on disk, so that several programs can use
- * the key at the same time; the other factories count in memory from the clock, for a key that one program uses at a
+ * The service accepts only rising nonces. {@link Signer.fromDir} stores them on disk, so that several programs can use
+ * the key at the same time. The other factories count in memory from the clock, for a key that one program uses at a
  * time.
  *
  * @example
  * ```ts
  * import { Signer } from 'technocore-rpc';
  *
- * const signer = await Signer.fromDir(); // the key in ~/.technocore, made at first use
+ * const signer = await Signer.fromDir(); // the key in ~/.technocore, created on first use
  * const { seq } = await signer.say('p-workshop-41c7', 'hello');
  * console.log(signer.did, seq);
  * ```
@@ -62,7 +62,7 @@ export class Signer {
     this.#nonces = nonces(this.did);
   }
 
-  /** Makes a signer with a new random key, which is lost with this object. */
+  /** Makes a signer with a new random key, which is not stored anywhere. */
   static generate(): Signer {
     return new Signer(randomBytes(32));
   }
@@ -70,7 +70,7 @@ export class Signer {
   /**
    * Makes a signer from a seed, the private key of RFC 8032.
    *
-   * @param seed 32 bytes, or their 64 hex digits
+   * @param seed 32 bytes, or 64 hex digits
    * @throws a {@link BadKey} if it is neither
    */
   static fromSeed(seed: string | Uint8Array): Signer {
@@ -81,27 +81,27 @@ export class Signer {
   }
 
   /**
-   * Makes a signer from a text, as the service's `sign.py --seed` does: exactly 64 hex digits are the seed itself; of any
-   * other text, the SHA-256 is the seed. Whoever can guess the text has the key.
+   * Makes a signer from a text, as the service's `sign.py --seed` does: exactly 64 hex digits are the seed itself; for
+   * any other text, its SHA-256 is the seed. Anybody who can guess the text has the key.
    *
    * @param text not empty
    * @throws a {@link BadKey} if it is empty, or holds a lone surrogate
    */
   static fromPassphrase(text: string): Signer {
-    // An unset variable must not become a key that everybody has.
+    // An unset variable must not become a key that everybody knows.
     if (typeof text !== 'string' || text === '') throw new BadKey('the passphrase is empty');
     if (!isWellFormed(text)) throw new BadKey('the passphrase has a lone surrogate, and so no UTF-8 form');
     return new Signer((text.length === 64 && fromHex(text)) || sha256(utf8(text)));
   }
 
   /**
-   * Makes a signer from a key directory, in the layout of the service's own client: `seed` and `nonces.json`. Any number
-   * of programs may use it at the same time. A directory that does not exist is created, with a new key. The file system
-   * must support hard links.
+   * Makes a signer from a key directory in the layout of the service's own client: `seed` and `nonces.json`. Any number
+   * of programs may use it at the same time. If the directory does not exist, it is created with a new key. The file
+   * system must support hard links.
    *
    * @param dir the path of the directory; default `~/.technocore`
    * @throws a {@link BadKey} if the seed is malformed or readable by others, or the directory cannot be used
-   * @throws a {@link BadNonce} if `nonces.json` is malformed, or is missing although there is a seed; nothing is changed
+   * @throws a {@link BadNonce} if `nonces.json` is malformed, or missing although there is a seed; nothing is changed
    * then
    * @throws an {@link Unavailable} if the platform has no file system
    */
@@ -113,7 +113,7 @@ export class Signer {
   /**
    * Signs the UTF-8 bytes of a text with Ed25519 (RFC 8032).
    *
-   * @param canonical exactly what to sign; nothing is swept or added
+   * @param canonical the exact text to sign; nothing is swept or added
    * @returns the signature: 86 characters of unpadded base64url
    * @throws a {@link TechnocoreError} `bad_text` if it is not a string, or holds a lone surrogate
    */
@@ -127,9 +127,9 @@ export class Signer {
   /**
    * Signs a message without sending it. The text is swept first, and the signature covers the swept text.
    *
-   * @param room the room for which it is signed
-   * @param nonce 1 to 19 digits, signed as given, or a safe integer; must be higher than the last one of this key in this
-   * room (usual: the time in milliseconds)
+   * @param room the room for which the message is signed
+   * @param nonce 1 to 19 digits, signed as given, or a safe integer; must be higher than the last nonce of this key in
+   * this room (usually the time in milliseconds)
    * @param text at most 4,096 code points after the {@link sweep}
    * @throws a {@link BadName}, {@link BadNonce}, {@link EmptyText} or {@link FrameTooLong} if an argument is invalid
    */
@@ -146,8 +146,8 @@ export class Signer {
    *
    * @param ns the namespace; the service takes signed notes in `room-owners` and `room-allow` only
    * @param key the key in the namespace
-   * @param nonce as for {@link Signer.signMessage}, higher than the last one of this signer for this note key in any
-   * namespace
+   * @param nonce as for {@link Signer.signMessage}; must be higher than the last nonce of this signer for this note key
+   * in any namespace
    * @param value at most 8,192 code points after the {@link sweep}
    * @throws a {@link BadName}, {@link BadNonce}, {@link EmptyText} or {@link FrameTooLong} if an argument is invalid
    */
@@ -170,7 +170,7 @@ export class Signer {
    * @returns `seq`: the position in the room, or 0 if the message was written but can no longer be read; `nonce`: the
    * nonce used, as decimal digits
    * @throws a {@link BadName}, {@link EmptyText} or {@link FrameTooLong} before anything is sent
-   * @throws a {@link MayHaveLanded} if the response was lost and the room can no longer tell whether the message was
+   * @throws a {@link MayHaveLanded} if the response was lost and the room no longer shows whether the message was
    * written
    * @throws a {@link StaleNonce} or {@link BadNonce} if no nonce was found that the service accepts
    * @throws a {@link Forbidden}, {@link DuplicateText}, {@link RateLimited}, {@link RoomBudget} or
@@ -194,8 +194,8 @@ export class Signer {
   }
 
   /**
-   * A secret of 32 bytes for one purpose, derived from the seed. It reveals neither the seed nor a secret of another
-   * label.
+   * A secret of 32 bytes for one purpose, derived from the seed. It reveals neither the seed nor the secret for any
+   * other label.
    *
    * @internal
    */

@@ -1,31 +1,29 @@
 /**
- * Whose turn it is among many keys, of which a stranger can make as many as he likes. Keys take turns; so do the places
- * in which they want something done, of which a stranger has fewer; and every second turn goes to those who were served
- * before.
+ * Fair scheduling among keys, of which an attacker can generate any number. Keys take turns; so do the places where
+ * their work is done (reply rooms, say), which an attacker has fewer of; and every second turn goes to a key that was
+ * served before.
  *
  * @module
  */
 import type { Clock } from './clock.ts';
 import { count } from './maps.ts';
 
-/** Keys remembered. */
+/** How many keys are remembered. */
 const MAX_REGULARS = 4096;
-/**
- * How long a key is remembered that does not come again, ms, and how often one looks for such, when there are too many.
- */
+/** How long an absent key is remembered, ms, and how often a full list is swept for such keys. */
 const ABSENT_MS = 86_400_000;
 const SWEEP_MS = 60_000;
 
-/** Which keys came before which. */
+/** The order in which keys first came. */
 export interface Ranks {
-  /** The lower, the earlier it came; {@link NEVER} for one that did not. */
+  /** Lower ranks came earlier; {@link NEVER} for a key that has not come yet. */
   rank(key: string): number;
 }
 
 /**
- * The keys that were served, in the order in which they first were. A key is noted only when something was really done
- * for it, which the budget limits, so that nobody can fill the list quickly. A full list takes no new keys rather than
- * forget others.
+ * The keys that have been served, in the order of their first service. A key is recorded only after work was done for
+ * it. The budget limits that work, so nobody can fill the list quickly. A full list takes no new keys rather than
+ * forget old ones.
  */
 export class Regulars implements Ranks {
   readonly #clock: Clock;
@@ -49,7 +47,7 @@ export class Regulars implements Ranks {
     return this.#known.get(key)?.rank ?? NEVER;
   }
 
-  /** Forgets keys that stayed away. @returns whether there is room */
+  /** Forgets absent keys. @returns whether there is room now */
   #sweep(now: number): boolean {
     if (Math.abs(now - this.#swept) < SWEEP_MS) return false;
     this.#swept = now;
@@ -58,29 +56,30 @@ export class Regulars implements Ranks {
   }
 }
 
-/** The rank of a key that was not served yet. */
+/** The rank of a key that has not been served yet. */
 export const NEVER: number = Number.POSITIVE_INFINITY;
 
 /**
- * How late a key came: 1 for the first, one more for each doubling of the keys before it, and the most for a key that was
- * never served. All of a crowd is late, even once it has been served: the larger it is, the later.
+ * How late a key came: 1 for the first, one more for each doubling of the keys before it, and the maximum for a key
+ * that was never served. So the members of a crowd stay late even after they have been served, and the larger the
+ * crowd, the later.
  */
 const latenessOf = (rank: number): number => Math.min(Math.log2(2 + rank), LATEST);
 const LATEST = /* @__PURE__ */ Math.log2(2 * MAX_REGULARS);
 
-/** The part that new keys cannot have of anything that is not given up for others. */
+/** The share of a resource without preemption that new keys cannot take. */
 const KEPT_PART = 1 / 4;
 
 /**
- * How far a key may fill something that is not given up for others: completely, if it was the first that came; to three
- * quarters, if it was never served, together with all such keys; between, the less the later it came. So those who came
- * before a crowd find a part that the crowd could not take.
+ * How far a key may fill a resource that has no preemption. The first key may fill it completely; keys that were never
+ * served, up to three quarters, all of them together; other keys, less the later they came. So keys that came before a
+ * crowd always find a part that the crowd could not take.
  */
 export function mostFor(rank: number, max: number): number {
   return Math.ceil(max * (1 - (KEPT_PART * (latenessOf(rank) - 1)) / (LATEST - 1)));
 }
 
-/** How many of the keys that wait, the earliest ones, share every second turn. */
+/** How many of the waiting keys, the earliest ones, share every second turn. */
 const SENIORS = 4;
 
 interface Waiting<T> {
@@ -88,22 +87,24 @@ interface Waiting<T> {
   readonly place: string;
 }
 
-/** Things that wait for a turn, by key. */
+/** Items that wait for a turn, by key. */
 export class Turns<T> {
   readonly #regulars: Ranks | undefined;
   readonly #max: number;
   readonly #perKey: number;
-  /** What waits of each key, and when that key had its last turn, or else came. */
+  /**
+   * The waiting items of each key, and the number of its last turn (or, before its first, of the turn when it came).
+   */
   readonly #queues = new Map<string, { turn: number; readonly items: Waiting<T>[] }>();
-  /** How much waits for each place, and when that place had its last turn, or else came. */
+  /** The same for each place, with a count of the waiting items. */
   readonly #places = new Map<string, { turn: number; waiting: number }>();
   #waiting = 0;
   #turn = 0;
 
   /**
-   * @param max the most that wait
-   * @param perKey the most that wait of one key
-   * @param regulars the keys that do not have to wait for new ones
+   * @param max the maximum number of waiting items
+   * @param perKey the maximum for one key
+   * @param regulars the keys that take precedence over new ones
    */
   constructor(max: number, perKey: number, regulars?: Ranks) {
     this.#regulars = regulars;
@@ -111,21 +112,21 @@ export class Turns<T> {
     this.#perKey = perKey;
   }
 
-  /** How many wait. */
+  /** The number of waiting items. */
   get waiting(): number {
     return this.#waiting;
   }
 
-  /** How many wait for a key. */
+  /** The number of waiting items of a key. */
   waitingFor(key: string): number {
     return this.#queues.get(key)?.items.length ?? 0;
   }
 
   /**
-   * Adds one. If too much waits already, the last one of the key that has most gives way, as in {@link givesWay}.
+   * Adds an item. If that is too many, the last item of the key that has most is displaced, as in {@link givesWay}.
    *
-   * @param place where it is to be done
-   * @returns the one that gives way, if any; it may be the one given
+   * @param place where the work is to be done
+   * @returns the displaced item, if any; it may be the given one
    */
   push(key: string, item: T, place: string = ''): T | undefined {
     if (this.waitingFor(key) >= this.#perKey) return item;
@@ -145,9 +146,9 @@ export class Turns<T> {
   }
 
   /**
-   * Takes the one whose turn it is.
+   * Takes the item whose turn it is.
    *
-   * @param fits whether the first of a key can be done now
+   * @param fits whether the first item of a key can be done now
    */
   next(fits: (key: string, item: T) => boolean): [key: string, item: T] | undefined {
     const ready = [...this.#queues.keys()].filter((key) => fits(key, this.#first(key).item));
@@ -159,7 +160,7 @@ export class Turns<T> {
     return [key, this.#take(key, 0)];
   }
 
-  /** Removes one. @returns whether it still waited */
+  /** Removes an item. @returns whether it was still waiting */
   remove(key: string, item: T): boolean {
     const at = this.#queues.get(key)?.items.findIndex((one) => one.item === item) ?? -1;
     if (at >= 0) this.#take(key, at);
@@ -184,7 +185,7 @@ export class Turns<T> {
     return this.#regulars?.rank(key) ?? NEVER;
   }
 
-  /** Of the earliest keys that wait, the one whose last turn is longest ago; undefined if none was ever served. */
+  /** Of the earliest waiting keys, the one whose last turn is longest ago; undefined if none was ever served. */
   #senior(ready: string[]): string | undefined {
     const known = ready.filter((key) => this.#rank(key) !== NEVER);
     if (known.length === 0) return undefined;
@@ -192,7 +193,8 @@ export class Turns<T> {
   }
 
   /**
-   * The one whose key and place have both had no turn for the longest time: many keys or many places alone get no more.
+   * The key for which both it and its place have gone longest without a turn. So neither many keys nor many places
+   * alone gain anything.
    */
   #rested(ready: string[]): string {
     const turnsOf = (key: string): [later: number, own: number] => {
@@ -218,36 +220,34 @@ export class Turns<T> {
   }
 }
 
-/** How much a key has, and how early it came. */
+/** How much a key holds, and how early it came. */
 interface Having {
   readonly own: number;
-  /** What it has; of a key that was never served, what all such keys have together, since they may all be one person. */
+  /** The same, but for a key that was never served the total of all such keys: they may all belong to one person. */
   readonly together: number;
   readonly rank: number;
 }
 
-/**
- * Whether the first of two keys is to give way: the one that has more, weighted by how late it came; of equals, the
- * later.
- */
+/** Whether the first of two keys holds more, weighted by how late it came; of equals, the later key does. */
 function hasMore(a: Having, b: Having): boolean {
   const [wholeA, wholeB] = [a.together * latenessOf(a.rank), b.together * latenessOf(b.rank)];
   return wholeA !== wholeB ? wholeA > wholeB : a.own !== b.own ? a.own > b.own : a.rank > b.rank;
 }
 
-/** Something that is held for long. */
+/** The holder of something that is held for a long time. */
 export interface Holder {
+  /** The key. */
   readonly from: string;
-  /** How early its key came: {@link Regulars.rank}. */
+  /** How early the key came: {@link Regulars.rank}. */
   readonly rank: number;
 }
 
 /**
- * Who gives up what it holds when there is no more for a new one: the oldest of the key that holds most, weighted by how
- * late it came (keys that were never served count together); of equals, of the latest.
+ * Which holder gives way when nothing is left for a newcomer: the oldest one of the key that holds most, weighted by
+ * how late the key came (keys that were never served count together); of equals, the latest key.
  *
- * @param held in the order in which they came
- * @returns undefined if nobody gives way, so that the new one gets nothing
+ * @param held in order of arrival
+ * @returns undefined if nobody gives way, so that the newcomer gets nothing
  */
 export function givesWay<T extends Holder>(held: readonly T[], newcomer: Holder): T | undefined {
   const own = new Map<string, number>();
@@ -266,22 +266,22 @@ export function givesWay<T extends Holder>(held: readonly T[], newcomer: Holder)
   return most.from === newcomer.from || hasMore(havingOf(newcomer), havingOf(most)) ? undefined : most;
 }
 
-/** A limited number of seats that are held for long: in all, and for one key. */
+/** A limited number of seats that are held for a long time. */
 export class Seats {
   readonly #max: number;
   readonly #perKey: number;
   readonly #held = new Set<Holder & { readonly giveUp: () => void }>();
 
-  constructor([max, perKey]: readonly [number, number]) {
+  constructor([max, perKey]: readonly [max: number, perKey: number]) {
     this.#max = max;
     this.#perKey = perKey;
   }
 
   /**
-   * Takes a seat; if there is none left, that of the one that {@link givesWay}.
+   * Takes a seat; if none is left, that of the holder that {@link givesWay}.
    *
-   * @param giveUp called when another key gets the seat, which is then no longer held
-   * @returns a function that gives it back; undefined if the key has its share, or nobody gives way
+   * @param giveUp called when another key takes the seat over
+   * @returns a function that releases the seat; undefined if the key has its share already, or nobody gives way
    */
   take({ from, rank }: Holder, giveUp: () => void): (() => void) | undefined {
     const held = [...this.#held];

@@ -285,7 +285,7 @@ describe('ledger', () => {
       for (const use of [() => Signer.fromDir(home), () => one(signer, 'lobby')]) {
         await expect(use(), ledger).rejects.toMatchObject({
           code: 'bad_nonce',
-          message: expect.stringContaining('left as it is'),
+          message: expect.stringContaining('left unchanged'),
         });
       }
       expect(text('nonces.json')).toBe(ledger);
