@@ -6,8 +6,8 @@
 import { fitted, join, MAX_WRITES, tooLarge } from './answers.ts';
 import { type Channel, type Incoming, limitOf } from './channel.ts';
 import type { Id, JsonObject } from './dispatch.ts';
-import { FrameTooLong, TechnocoreError } from './errors.ts';
-import { isObject, type Json, metaIn } from './frames.ts';
+import { FrameTooLong, RpcError, TechnocoreError } from './errors.ts';
+import { encodeLong, isObject, type Json, metaIn } from './frames.ts';
 import { budgetOf, decided, type Transport } from './http.ts';
 import { REPLY_META } from './line.ts';
 import { Outbox, sayUnrefused } from './outbox.ts';
@@ -17,10 +17,17 @@ import type { Signer } from './signer.ts';
 import { SPILL_META, Spills, spilledFrame } from './spill.ts';
 import { NEVER, type Regulars } from './turns.ts';
 
+/** How something is sent to a caller. */
+interface How {
+  /** Whether the answer is still to come: where only one message may go, that is kept for the answer. */
+  readonly isNotice?: boolean;
+  /** Whether it fails if it is too long and cannot be spilled. Else an error is sent in its place. */
+  readonly isPart?: boolean;
+}
+
 /** The way back to one caller. */
 export interface Reply {
-  /** @param isNotice whether the answer is still to come: where only one message may go, that is kept for the answer */
-  send(text: string, isNotice?: boolean): Promise<void>;
+  send(text: string, how?: How): Promise<void>;
   /** The mailbox to which it leads; undefined on a channel. */
   readonly room?: string;
   /** Whether an answer that is too long may be put into notes; default true. */
@@ -104,7 +111,8 @@ export class Answering {
     if (channel) {
       const put = (text: string): Promise<Json> => channel.spill!.put(text);
       return {
-        send: async (text) => void (await channel.send(await this.#fit(text, put), { signal: this.#given.signal })),
+        send: async (text, { isPart } = {}) =>
+          void (await channel.send(await this.#fit(text, put, isPart), { signal: this.#given.signal })),
       };
     }
     const room = await this.#replies.find(m.from, named);
@@ -113,7 +121,7 @@ export class Answering {
     const admitted = this.#replies.admits(m.from, room);
     admitted.catch(() => {});
     let writes = 0;
-    const send = async (text: string, isNotice = false): Promise<void> => {
+    const send: Reply['send'] = async (text, { isNotice, isPart } = {}) => {
       const proof = await admitted;
       if (proof && proof !== 'proved' && (isNotice || writes++ > 0)) {
         throw new TechnocoreError('unproved', 'a reply room that may be somebody else’s gets nothing but one answer');
@@ -123,7 +131,7 @@ export class Answering {
         if (proof !== 'proved') throw new TechnocoreError('unproved', 'the key was never seen in its reply room');
         return this.#spilled.put(room, text, (lane, write) => this.#outbox.run(m.from, room, lane, write));
       };
-      if (proof) await this.#outbox.send(m.from, room, await this.#fit(text, put));
+      if (proof) await this.#outbox.send(m.from, room, await this.#fit(text, put, isPart));
       if (proof === 'proved') this.#regulars.note(m.from);
       else if (!proof)
         this.#t.onEvent({ kind: 'refused', room, from: m.from, reason: 'the key was never seen in its reply room' });
@@ -147,12 +155,13 @@ export class Answering {
   }
 
   /** The text itself, or if it is too long, the frame that names the notes into which it was put. */
-  async #fit(text: string, put: (text: string) => Promise<Json>): Promise<string> {
+  async #fit(text: string, put: (text: string) => Promise<Json>, isPart = false): Promise<string> {
     if (text.length <= this.limit) return text;
     try {
       return await spilledFrame(text, put);
     } catch (cause) {
       this.#t.onEvent({ kind: 'unspilled', room: this.#room, cause });
+      if (isPart) throw cause;
       return tooLarge((JSON.parse(text) as JsonObject)['id'] as Id, new FrameTooLong(text.length, this.limit));
     }
   }
@@ -167,19 +176,31 @@ export class Answering {
     const retryAfterMs = (): number => Math.max(1000, Math.ceil(budgetOf(this.#t, 'write').delayMs(MAX_WRITES)));
     let written = true;
     for (const text of join(batch, texts, retryAfterMs)) {
-      if (!(await this.#write(reply, text, false))) written = false;
+      if (!(await this.#write(reply, text))) written = false;
     }
     return written;
   }
 
   /** Writes a notification that precedes an answer. */
   notify(reply: Reply, text: string): Promise<boolean> {
-    return this.#write(reply, text, true);
+    return this.#write(reply, text, { isNotice: true });
   }
 
-  async #write(reply: Reply, text: string, isNotice: boolean): Promise<boolean> {
+  /**
+   * Writes one of several results of a request, which is spilled like an answer if it is too long.
+   *
+   * @returns whether it was written, or the error that it is too long for its way
+   */
+  async part(reply: Reply, frame: Json, request: JsonObject, isNotice: boolean): Promise<boolean | RpcError> {
+    const text = encodeLong(frame);
+    const fit = await this.fitted(text, request, reply);
+    if (fit !== text) return new RpcError((JSON.parse(fit) as { error: RpcError['rpc'] }).error);
+    return this.#write(reply, text, { isNotice, isPart: true });
+  }
+
+  async #write(reply: Reply, text: string, how?: How): Promise<boolean> {
     try {
-      await reply.send(text, isNotice);
+      await reply.send(text, how);
       return true;
     } catch (cause) {
       this.#t.onEvent({ kind: 'unanswered', room: this.#room, cause });

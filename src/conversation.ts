@@ -8,7 +8,15 @@ import { isBatchable, sendBatched } from './batch.ts';
 import { type Channel, doubtMailbox, isChannel, limitOf, type Sent } from './channel.ts';
 import { type Clock, following, OVER } from './clock.ts';
 import { classify, INTERRUPTED, type JsonObject, rpcRequest } from './dispatch.ts';
-import { CallTimeout, checkNumbers, checkText, TechnocoreError, tooManyBytes, withCallers } from './errors.ts';
+import {
+  CallTimeout,
+  checkNumbers,
+  checkText,
+  TechnocoreError,
+  tooManyBytes,
+  Unavailable,
+  withCallers,
+} from './errors.ts';
 import { decode, encodeLong, encodeWithin, isObject, type Json, MAX_TEXT } from './frames.ts';
 import { budgetOf, healthOf, orAbort, type Transport, transportOf } from './http.ts';
 import type { Waiting } from './inbox.ts';
@@ -35,10 +43,12 @@ const ANSWER_MS = 10_000;
 const MAX_RAISED = 3;
 /** How far ahead of our clock a nonce may be that a server asks for, ms: as for those that the service asks for. */
 const MAX_AHEAD_MS = 86_400_000;
-/** The most spilled answers of one key that a call looks at. */
+/** The most spilled answers of one key that a call looks at in vain. */
 const MAX_SPILLED_FRAMES = 4;
 /** The most keys whose spilled answers a call looks at. */
 const MAX_SPILLERS = 16;
+/** The most answers of one key that wait for a spilled one before them. */
+const MAX_BEHIND = 256;
 
 /**
  * What a frame means to a conversation: its end (`done`), a sign of life that extends the timeout once (`alive`) or by so
@@ -225,8 +235,10 @@ class Conversation implements Waiting {
   #impostor: TechnocoreError | undefined;
   /** What the server of the mailbox last said in its presence note. */
   #seen: Presence | undefined;
-  /** How many spilled answers were looked at, by sender. */
+  /** How many spilled answers were looked at in vain, or are being looked at, by sender. */
   readonly #spilled = new Map<string, number>();
+  /** The answers that came after a spilled one while that is read, by sender: parts of a stream have an order. */
+  readonly #behind = new Map<string, [frame: JsonObject, kind: 'response' | 'spilled', at: number | undefined][]>();
 
   constructor(t: Transport, asked: Asked, signer: Signer, o: CallOptions, handling: Handling) {
     this.#t = t;
@@ -382,21 +394,32 @@ class Conversation implements Waiting {
       );
       return;
     }
-    if (kind === 'spilled') return void this.#unspill(frame, from);
+    if (kind === 'notification') return void this.#accept(frame, kind, from);
+    const behind = this.#behind.get(from);
+    if (behind && behind.length < MAX_BEHIND) behind.push([frame, kind, at]);
+    else if (behind) this.lost(new Unavailable('answers came faster than they were read'));
+    else if (kind === 'spilled') void this.#unspill(frame, from);
+    else this.#accept(frame, kind, from, at);
+  }
+
+  /** @returns whether it means anything to the call */
+  #accept(frame: JsonObject, kind: 'response' | 'notification', from: string, at?: number): boolean {
     const nonce = kind === 'response' ? nonceAsked(frame, this.#t.clock.now(), at) : undefined;
     if (nonce !== undefined && this.#raised.length < MAX_RAISED && Number(nonce) > (this.#raised.at(-1) ?? 0)) {
-      return void this.#sendAnew(nonce);
+      void this.#sendAnew(nonce);
+      return true;
     }
     try {
       const taken = this.#handling.take(frame, kind);
-      if (taken === undefined) return;
+      if (taken === undefined) return false;
       // A sign of life does not pin the peer: anybody who read the request can send one.
-      if (taken !== 'alive') pin(line, from);
+      if (taken !== 'alive') pin(this.#line, from);
       if (taken === 'done') this.#finish();
       else this.#patience.extend(taken === 'alive' ? this.#timeoutMs : taken);
     } catch (cause) {
       this.#stop.abort(cause);
     }
+    return true;
   }
 
   /**
@@ -426,6 +449,7 @@ class Conversation implements Waiting {
     // Counted by key, so that others cannot use up what the right one may send.
     if (!channel.spill || count >= MAX_SPILLED_FRAMES || (count === 0 && this.#spilled.size >= MAX_SPILLERS)) return;
     this.#spilled.set(from, count + 1);
+    this.#behind.set(from, []);
     try {
       const text = await channel.spill.get(frame[FRAME_MEMBER]!, signal);
       const answer = decode(text);
@@ -433,13 +457,17 @@ class Conversation implements Waiting {
         throw new TechnocoreError('spill_lost', 'the notes do not contain the answer to this request');
       }
       this.#t.onEvent({ kind: 'spilled', id, room, from, chars: text.length });
-      this.take(answer as JsonObject, 'response', from);
+      if (this.#accept(answer as JsonObject, 'response', from)) this.#spilled.set(from, count);
     } catch (cause) {
       if (signal.aborted) return;
       this.#t.onEvent({ kind: 'refused', id, room, from, reason: 'a spilled answer that cannot be read', cause });
       if (from === peer) this.lost(cause);
       // While the peer is not known, the right answer may still come from another key.
       else this.#doubt ??= cause;
+    } finally {
+      const behind = this.#behind.get(from)!;
+      this.#behind.delete(from);
+      for (const [next, kind, at] of behind) this.take(next, kind, from, at);
     }
   }
 

@@ -268,7 +268,7 @@ export interface DispatchContext {
   /**
    * Takes the frames that precede the answer (progress, log lines, parts of a stream) and those of subscriptions. It must
    * neither throw nor reject. If it returns a promise, that resolves once the frame is sent: to false if it never will
-   * be.
+   * be, or to an {@link RpcError} that says why.
    */
   emit?: ((frame: Json) => unknown) | undefined;
   /** Takes the notifications of {@link CallContext.notify}, which may be dropped. Default: `emit`. */
@@ -423,9 +423,9 @@ export class Call implements CallContext {
   /** Sends one of several results. @throws RpcError if it cannot be sent */
   async item(result: unknown): Promise<void> {
     if (this.id === undefined) return;
-    if ((await this.emit(rpcResult(this.id, toJson(result)))) === false) {
-      throw new RpcError(INTERNAL_ERROR, 'A part of the answer could not be sent');
-    }
+    const sent = await this.emit(rpcResult(this.id, toJson(result)));
+    if (sent === false) throw new RpcError(INTERNAL_ERROR, 'A part of the answer could not be sent');
+    if (RpcError.is(sent)) throw sent;
   }
 
   /** True once the call is answered or cancelled. */

@@ -17,9 +17,9 @@ import {
   type JsonObject,
   rpcError,
 } from './dispatch.ts';
-import { TechnocoreError } from './errors.ts';
+import { type RpcError, TechnocoreError } from './errors.ts';
 import { drop } from './feed.ts';
-import { decode, encodeLong, type Json } from './frames.ts';
+import { decode, encodeLong, isObject, type Json } from './frames.ts';
 import type { Event, Options, Transport } from './http.ts';
 import type { Ledger, Verdict } from './ledger.ts';
 import type { Share } from './share.ts';
@@ -283,8 +283,17 @@ export class Runs {
       return sent;
     };
     // A subscription has no answer but these, until it ends.
-    const emit = (frame: Json): false | Promise<boolean> =>
-      send(frame, (text) => (open ? this.#answering.write(reply, [text]) : this.#answering.notify(reply, text)));
+    const emit = (frame: Json): false | Promise<boolean | RpcError> => {
+      if (!isObject(frame) || frame['id'] === undefined)
+        return send(frame, (text) =>
+          open ? this.#answering.write(reply, [text]) : this.#answering.notify(reply, text),
+        );
+      // A part of the answer. The handler waits for it, so there is one at a time.
+      if (stop.signal.aborted) return false;
+      const sent = this.#answering.part(reply, frame, request, !open);
+      this.#underway.track(sent);
+      return sent;
+    };
     // One at a time, so that those that wait can still be dropped.
     let told = Promise.resolve(true);
     const tell = (frame: Json): false | Promise<boolean> =>

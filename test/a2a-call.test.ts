@@ -72,6 +72,9 @@ const failure = (work: Promise<unknown>): Promise<any> =>
     (cause) => cause,
   );
 
+/** Long and short texts by turns, more long ones than a call reads in vain. */
+const LENGTHS = [6000, 1, 5000, 2, 40_000, 3, 5001, 4, 5002, 5, 5003, 6];
+
 describe('over rooms', () => {
   test('a message, a task, a question and its answer', async () => {
     const { run, call } = await stage();
@@ -408,6 +411,30 @@ describe('other agents', () => {
     expect(await failure(run(asked as Promise<unknown>))).toMatchObject({ code: 'bad_response' });
   });
 
+  test('steps too long for a message are read from notes, however many, and none overtakes another', async () => {
+    const { run, call, kinds } = await stage(async (_, task) => {
+      for (const length of LENGTHS) await task.artifact({ text: 'x'.repeat(length) });
+    });
+    const items = await run(all(a2aStream(MAILBOX, 'x', caller, call)));
+    expect(items.flatMap(({ artifactUpdate: of }) => (of ? [a2aText(of.artifact).length] : []))).toEqual(LENGTHS);
+    expect(brief(items.at(-1)!)).toBe('COMPLETED');
+    expect(kinds().filter((kind) => kind === 'spilled')).toHaveLength(LENGTHS.length / 2);
+  });
+
+  test('a step that no note can take ends the stream with an error', async () => {
+    const w = world('modern', { notes: 1 });
+    const { run, call } = await stage(
+      async (_, task) => void (await task.artifact({ text: 'x'.repeat(9000) })),
+      undefined,
+      undefined,
+      w,
+    );
+    expect(await failure(run(all(a2aStream(MAILBOX, 'x', caller, call))))).toMatchObject({
+      rpc: { code: -32603, message: 'A part of the answer could not be sent' },
+    });
+    expect(w.kinds()).toContain('unspilled');
+  });
+
   test('an artifact too large for a frame is an error that says how large, and ends no server', async () => {
     const { run, call } = await stage(async (message, task) => {
       await task.artifact({ text: a2aText(message) === 'big' ? 'x'.repeat(1_000_000) : 'small' });
@@ -415,7 +442,7 @@ describe('other agents', () => {
     const cause = await failure(run(a2aSend(MAILBOX, 'big', caller, call)));
     expect(cause).toMatchObject({ rpc: { code: -32603 } });
     const stream = await failure(run(all(a2aStream(MAILBOX, 'big', caller, call))));
-    expect(stream).toMatchObject({ rpc: { code: -32603, message: 'A part of the answer could not be sent' } });
+    expect(stream).toMatchObject({ rpc: { code: -32603, data: { chars: expect.any(Number), limit: 97_856 } } });
     expect((await run(a2aSend(MAILBOX, 'x', caller, call))).task!.artifacts).toMatchObject([
       { parts: [{ text: 'small' }] },
     ]);

@@ -60,6 +60,14 @@ describe('a handler that is a generator', () => {
     );
     expect(answer.error).toEqual({ code: -32603, message: 'A part of the answer could not be sent' });
     expect(cleaned).toBe(true);
+    const why = new RpcError(-32603, 'too large', { chars: 9, limit: 8 });
+    const told = await ask(
+      async function* () {
+        yield 1;
+      },
+      { emit: async () => why },
+    );
+    expect(told.error).toEqual(why.rpc);
   });
 
   test('may fail after some results', async () => {
