@@ -36,6 +36,8 @@ export class Hostile {
   readonly flooded: Set<string> = new Set();
   /** Questions that they sent on, also such as the service had refused. */
   readonly replayed: Set<number> = new Set();
+  /** Whether they sent on lines that nobody but their readers can tell from others. */
+  hasReplayedSealed = false;
   #nonce = EPOCH + 60_000;
   #address = 0;
   #requests = 0;
@@ -95,6 +97,7 @@ export class Hostile {
       this.#count('replay');
       for (let i = 0; i < 10 && network.captured.length > 0; i++) {
         const path = random.pick(network.captured);
+        if (this.#world.sealedRooms.has(path.split('/')[2]!)) this.hasReplayedSealed = true;
         for (const [, n] of path.matchAll(/%22(?:n%22%3A|params%22%3A%5B)(\d+)/g)) this.replayed.add(Number(n));
         await this.#fetch(path);
       }

@@ -80,7 +80,8 @@ export class Invariants {
     for (const { questions, did } of this.#world.callers) {
       for (const { n, asked, outcome, callee } of questions) {
         if (asked !== 1 || outcome === undefined || !UNSENT.has(outcome)) continue;
-        if (this.#world.hostile.replayed.has(n)) continue;
+        const { replayed, hasReplayedSealed } = this.#world.hostile;
+        if (replayed.has(n) || hasReplayedSealed) continue;
         if (this.#runs.has(`${callee.label} question ${n} of ${did.slice(-8)}`)) {
           this.violate(`question ${n} ended with ${outcome}, and was executed`);
         }
