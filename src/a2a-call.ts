@@ -437,6 +437,11 @@ export async function* a2aStream(
         if (item.message || isLast(item)) return;
       }
     } catch (cause) {
+      if (!isFirst && isRpc(cause, UNSUPPORTED_OPERATION)) {
+        // It ended while nobody watched.
+        yield { task: await a2aWait(to, taskId!, signer, again) };
+        return;
+      }
       // Without its id, we cannot ask for a task that our message may have created.
       if (o.signal?.aborted || taskId === undefined || !isPassing(cause) || ++silent > MAX_SILENT) throw cause;
       if (!isBusy(cause)) continue;
@@ -444,6 +449,9 @@ export async function* a2aStream(
     }
   }
 }
+
+/** The error of A2A with which an agent refuses to have a task watched that has ended. */
+const UNSUPPORTED_OPERATION = -32004;
 
 const isLast = ({ task, statusUpdate }: A2AItem): boolean =>
   (task !== undefined && isSettled(task)) ||

@@ -9,6 +9,7 @@ import type { A2AStatus, A2ATaskView } from './a2a-types.ts';
 import type { Clock } from './clock.ts';
 import { systemClock } from './clock.ts';
 import { checkMembers, checkNumbers, checkText, RpcError } from './errors.ts';
+import type { Log } from './files.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { Journal, type Journaled } from './journal.ts';
 import { getOrMake } from './maps.ts';
@@ -212,9 +213,13 @@ class FileStore extends MemoryStore implements Journaled {
   };
   #journal: Journal | undefined;
 
-  static async open(path: string, limits: A2AStoreLimits | undefined, clock: Clock): Promise<FileStore> {
+  static async open(
+    open: (store: FileStore) => Promise<Journal>,
+    limits: A2AStoreLimits | undefined,
+    clock: Clock,
+  ): Promise<FileStore> {
     const store = new FileStore(limits);
-    const journal = await Journal.openFile(store, path, clock);
+    const journal = await open(store);
     const timestamp = new Date(clock.now()).toISOString();
     for (const { task, ...rest } of [...store.all()]) {
       const { state, message } = task.status;
@@ -285,6 +290,22 @@ function isRecord(line: unknown): line is A2ARecord {
 }
 
 /**
+ * Makes a store of tasks that writes a log.
+ *
+ * @internal
+ * @param text what the log holds; undefined if there is none yet
+ */
+export async function loggedStore(
+  name: string,
+  text: string | undefined,
+  log: Log,
+  clock: Clock,
+  limits?: A2AStoreLimits,
+): Promise<A2AStore> {
+  return FileStore.open((store) => Journal.open(store, name, text, log), limits, clock);
+}
+
+/**
  * Opens a store of tasks in a file, for one agent at a time. After a restart the tasks are still there; those that were
  * running wait for their callers, with a message that says that they were interrupted. Close it after the agent has
  * ended.
@@ -302,5 +323,5 @@ export async function a2aFileStore(
   clock: Clock = systemClock,
 ): Promise<A2AStore> {
   checkText(path, 'the path of a store');
-  return FileStore.open(path, limits, clock);
+  return FileStore.open((store) => Journal.openFile(store, path, clock), limits, clock);
 }

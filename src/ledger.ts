@@ -69,7 +69,7 @@ export interface LedgerMessage {
  *
  * - `taken`: ignore it, another key waits for an answer under this id in the same mailbox and would take this one for it.
  *
- * - `interrupted`: answer so, for an earlier process began it and died.
+ * - `interrupted`: answer so, for an earlier process began it and died. Given once; then the request is `running`.
  *
  * - `before`: it was signed before this ledger began, or too long ago for it to know, so it may have run. Signed again
  * with a nonce above `nonce`, it is accepted.
@@ -297,7 +297,10 @@ export class LedgerState implements Ledger {
       if (entry.digest !== digest) return { kind: fresh ? 'differs' : 'old' };
       if (!this.#isOurs(from, id, entry.reply)) return { kind: 'taken' };
       if (entry.answer !== undefined) return { kind: 'answered', answer: entry.answer, sent: entry.sent !== undefined };
-      return { kind: entry.orphan ? 'interrupted' : 'running' };
+      if (!entry.orphan) return { kind: 'running' };
+      // From now on it is this process that answers it, or runs it again, and copies of the request wait for that.
+      delete entry.orphan;
+      return { kind: 'interrupted' };
     }
     if (!fresh) return { kind: 'old' };
     if (!this.#isOurs(from, id, reply)) return { kind: 'taken' };

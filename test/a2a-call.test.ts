@@ -2,6 +2,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { type A2AAgent, a2aAgent } from '../src/a2a-agent.ts';
 import { a2aCancel, a2aGet, a2aList, a2aSend, a2aStream, a2aWait } from '../src/a2a-call.ts';
 import type { A2ACardInfo } from '../src/a2a-card.ts';
+import { refusal } from '../src/a2a-states.ts';
 import type { A2AHandler } from '../src/a2a-task.ts';
 import { type A2AItem, a2aText } from '../src/a2a-types.ts';
 import type { Handler } from '../src/dispatch.ts';
@@ -259,7 +260,9 @@ describe('streams', () => {
           return { statusUpdate: { taskId: 't', contextId: 'c', status: status('COMPLETED') } };
         },
       ],
-      ['SubscribeToTask', () => ({ task: { id: 't', contextId: 'c', status: status('COMPLETED') } })],
+      // As it has ended by then, there is nothing to watch.
+      ['SubscribeToTask', () => Promise.reject(refusal('UNSUPPORTED_OPERATION'))],
+      ['GetTask', () => ({ id: 't', contextId: 'c', status: status('COMPLETED') })],
     ]);
     const { run, call } = await stage(undefined, undefined, () => methods, w);
     const items: string[] = [];

@@ -7,6 +7,7 @@ import { Conflict, RpcError } from '../src/errors.ts';
 import { encodeLong } from '../src/frames.ts';
 import { publishIdentity } from '../src/identity.ts';
 import { memoryLedger } from '../src/ledger.ts';
+import { loggedLedger } from '../src/ledger-file.ts';
 import { createLocalService } from '../src/local.ts';
 import { defineTool, mcpLayer } from '../src/mcp.ts';
 import { identityNote } from '../src/names.ts';
@@ -621,6 +622,34 @@ describe.each(PROFILES)('once, %s', (profile) => {
     await w.say(ask('1', 'run', { n: 1 }));
     expect(w.runs).toEqual(['1']);
     expect(await w.answers()).toEqual([{ jsonrpc: '2.0', id: '1', result: null }]);
+    await s.stop();
+  });
+
+  test('copies of a request that a dead process began, and that may run again, run it once between them', async () => {
+    const w = serving(profile);
+    await w.open();
+    let text = '';
+    const log = {
+      append: async (more: string) => void (text += more),
+      replace: async (all: string) => void (text = all),
+      close: async () => {},
+    };
+    let runs = 0;
+    w.methods.set(
+      'safe',
+      idempotent(() => {
+        runs++;
+        return w.clock.sleep(1000);
+      }),
+    );
+    const dying = await w.start({ ledger: await loggedLedger('ledger', undefined, log), drainMs: 1 });
+    await w.say(ask('1', 'safe'));
+    const left = text;
+    await dying.stop();
+    const s = await w.start({ ledger: await loggedLedger('ledger', left, log) });
+    for (let i = 0; i < 3; i++) await w.run(client.say(BOX, ask('1', 'safe'), w.o));
+    await w.clock.advance(5000);
+    expect(runs).toBe(2);
     await s.stop();
   });
 

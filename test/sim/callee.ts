@@ -1,3 +1,7 @@
+import { a2aAgent } from '../../src/a2a-agent.ts';
+import { loggedStore } from '../../src/a2a-store.ts';
+import type { A2AHandler } from '../../src/a2a-task.ts';
+import { a2aText } from '../../src/a2a-types.ts';
 import { type Handler, idempotent } from '../../src/dispatch.ts';
 import { RpcError } from '../../src/errors.ts';
 import type { Event } from '../../src/http.ts';
@@ -24,6 +28,8 @@ export const BIG: string = 'x'.repeat(5000);
 /** A server with a disk. */
 export class Callee extends Program {
   readonly disk: Disk;
+  /** Where an A2A agent keeps its tasks. */
+  readonly taskDisk: Disk;
   readonly stop: AbortController = new AbortController();
   hasStopped = false;
   /** Whether it shares its mailbox, and messages there were gone before it read them. */
@@ -35,6 +41,7 @@ export class Callee extends Program {
     super(world, name, room, label);
     this.label = label;
     this.disk = new Disk(world.timeline, this.random);
+    this.taskDisk = new Disk(world.timeline, this.random);
   }
 
   protected async main(process: Process, signer: Signer): Promise<void> {
@@ -56,7 +63,7 @@ export class Callee extends Program {
     await publish();
     const options: ServeOptions = {
       ...o,
-      methods: this.#methods(process),
+      methods: world.plan.a2a ? await this.#agent(process) : this.#methods(process),
       ...(world.plan.mcp && { tools: this.#tools(process) }),
       ledger: world.setup.bug === 'forgetful-ledger' ? forgetful(ledger) : ledger,
       cursor: disk.cursor(process),
@@ -109,6 +116,28 @@ export class Callee extends Program {
       tools.set(name, defineTool(name, `does ${name}`, schema, run, { idempotent: mayAgain }));
     }
     return tools;
+  }
+
+  /** The same as an A2A agent. What may run again asks its caller first; what takes long tells of its work. */
+  async #agent(process: Process): Promise<Map<string, Handler>> {
+    const { clock, random } = process;
+    const { taskDisk } = this;
+    const store = await loggedStore('the tasks', taskDisk.text, taskDisk.log(process), clock);
+    const works = this.#works();
+    const handler: A2AHandler = async (message, task) => {
+      const [name, number] = a2aText(task.history[0] ?? message).split(' ');
+      const { answer, ms, mayAgain } = works[name!]!;
+      const n = Number(number);
+      // An answer to a question of ours, or to a task that was interrupted, goes on with what ran already.
+      if (!task.continued) await this.#work(process, task.from, message.messageId, { n }, false, 0);
+      if (mayAgain && !task.continued) return task.ask('sure?');
+      if (!ms) return String(answer(n, task.from));
+      await task.update('working', 'at it');
+      await clock.sleep(ms());
+      await task.artifact({ text: String(answer(n, task.from)) });
+    };
+    const { methods } = a2aAgent(handler, { capabilities: { streaming: true } }, { store, clock, random });
+    return new Map([...this.#methods(process)].filter(([name]) => name === 'said').concat([...methods]));
   }
 
   async #work(

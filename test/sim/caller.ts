@@ -1,6 +1,9 @@
+import { a2aGet, a2aSend, a2aStream, a2aWait } from '../../src/a2a-call.ts';
+import { isInterrupted, isTerminal } from '../../src/a2a-states.ts';
+import { type A2ATaskView, a2aText } from '../../src/a2a-types.ts';
 import { call, notify } from '../../src/call.ts';
 import type { Channel } from '../../src/channel.ts';
-import { type HttpError, RpcError } from '../../src/errors.ts';
+import { type HttpError, RpcError, TechnocoreError } from '../../src/errors.ts';
 import type { Options } from '../../src/http.ts';
 import { publishIdentity } from '../../src/identity.ts';
 import type { CallOptions } from '../../src/line.ts';
@@ -152,7 +155,8 @@ export class Caller extends Program {
     const took = world.timeline.now - begun;
     // A tool has as long for each round, and once more after its progress.
     const rounds = world.plan.mcp ? 3 : 1;
-    const most = (method === 'said' ? 3 * MINUTE : rounds * timeoutMs) + (world.plan.sealed ? MEETING_MS : 0);
+    const mostMs = method === 'said' ? 3 * MINUTE : world.plan.a2a ? 8 * MINUTE : rounds * timeoutMs;
+    const most = mostMs + (world.plan.sealed ? MEETING_MS : 0);
     if (took > most + 2000) {
       world.invariants.violate(`question ${n} took ${Math.round(took)} ms, and ${most} were allowed`);
     }
@@ -182,7 +186,10 @@ export class Caller extends Program {
     };
     const result = world.plan.mcp
       ? await this.#useTool(to, question, options, signer)
-      : await call(to, method, params, signer, options);
+      : world.plan.a2a
+        ? await this.#send(to, question, options, signer)
+        : await call(to, method, params, signer, options);
+    if (result === undefined && world.plan.a2a) return 'unfinished';
     const wanted = method === 'big' ? BIG : method === 'fail' ? undefined : answerOf(callee.label, this.did, n);
     if (result !== wanted) {
       world.invariants.violate(`question ${n} got the answer ${JSON.stringify(result).slice(0, 200)}`);
@@ -202,6 +209,48 @@ export class Caller extends Program {
     const { text } = content[0] as { text?: string };
     if (isError) throw new RpcError(77, text === `failed ${n} (77)` ? `failed ${n}` : `${text}`);
     return text;
+  }
+
+  /** The text that an A2A agent answers with, or makes in a task. Its questions are answered. */
+  async #send(to: string | Channel, { n, method, id }: Question, o: CallOptions, signer: Signer): Promise<unknown> {
+    const { id: _, ...later } = o;
+    let { message, task } = await a2aSend(to, `${method} ${n}`, signer, { ...o, messageId: `m-${n}` });
+    for (let rounds = 0; task && rounds < 6; rounds++) {
+      const { id: taskId, status } = task;
+      const { state } = status;
+      if (isTerminal(state)) break;
+      // From here on, an error says nothing about the first message.
+      try {
+        if (!isInterrupted(state)) task = await a2aWait(to, task.id, signer, { ...later, waitMs: 2 * MINUTE });
+        else if (id !== undefined)
+          ({ message, task } = await a2aSend(to, 'go on', signer, { ...later, taskId: task.id }));
+        else task = await this.#followed(to, task, later, signer);
+      } catch (cause) {
+        // Answered before, by an attempt of which nothing was heard.
+        if (cause instanceof RpcError && cause.rpc.code === -32004) {
+          task = await a2aGet(to, taskId, signer, later).catch(() => undefined);
+          if (task) continue;
+          return undefined;
+        }
+        // A part of a stream may be what is lost.
+        const isPart = cause instanceof RpcError && /^A part of the answer/.test(cause.rpc.message);
+        if (!TechnocoreError.is(cause) || (cause.code === 'rpc' && !isPart)) throw cause;
+        this.world.invariants.typed(this.name, cause);
+        return undefined;
+      }
+    }
+    const { state, message: said } = task?.status ?? {};
+    if (state === 'TASK_STATE_FAILED') throw new RpcError(77, said ? a2aText(said) : '');
+    this.world.network.count(`a2a ${state ?? 'message'}`);
+    return a2aText(message ?? task!.artifacts?.[0] ?? said!);
+  }
+
+  /** The task, once a stream of what becomes of it has ended. */
+  async #followed(to: string | Channel, task: A2ATaskView, o: CallOptions, signer: Signer): Promise<A2ATaskView> {
+    for await (const item of a2aStream(to, 'go on', signer, { ...o, taskId: task.id })) {
+      this.world.network.count(`a2a ${Object.keys(item)[0]}`);
+    }
+    return a2aGet(to, task.id, signer, o);
   }
 
   /** The sealed channel to a server: the one that there is, unless it failed. */

@@ -58,6 +58,8 @@ export interface Plan {
   sealed: boolean;
   /** Whether what callers ask for are MCP tools, and not methods. */
   mcp: boolean;
+  /** Whether servers are A2A agents. */
+  a2a: boolean;
 }
 
 export function planOf(seed: number): Plan {
@@ -66,6 +68,8 @@ export function planOf(seed: number): Plan {
   const level = random.pick([0.15, 0.5, 1]);
   const rate = (most: number): number => level * random.between(0.2, 1) * most;
   const leaseMs = new Random(seed, 'claims').pick([undefined, undefined, undefined, 30_000, 60_000]);
+  // The tasks of an agent are in one store, of one server.
+  const a2a = new Random(seed, 'a2a').chance(0.2) && leaseMs === undefined;
   return {
     callees: 1 + random.int(2),
     leaseMs,
@@ -97,6 +101,7 @@ export function planOf(seed: number): Plan {
     longPause: random.chance(0.15),
     // A mailbox whose offers are accepted is not shared by servers.
     sealed: new Random(seed, 'sealed').chance(0.2) && leaseMs === undefined,
-    mcp: new Random(seed, 'mcp').chance(0.25),
+    mcp: new Random(seed, 'mcp').chance(0.25) && !a2a,
+    a2a,
   };
 }

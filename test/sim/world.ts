@@ -160,6 +160,7 @@ export class World {
     if (plan.leaseMs !== undefined) network.count('claims');
     if (plan.sealed) network.count('sealed');
     if (plan.mcp) network.count('mcp');
+    if (plan.a2a) network.count('a2a');
     for (const callee of this.callees) callee.start();
     await this.#pass(3000);
 
