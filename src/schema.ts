@@ -241,6 +241,9 @@ class Copy {
   isAddressed = false;
   /** Whether items are compared with each other anywhere. */
   hasUnique = false;
+  /** The parts that have an anchor, each with the part whose `$id` it belongs to. */
+  readonly anchors: { part: object; resource: object; name: string }[] = [];
+  #resource: object = {};
   readonly #foreign: boolean;
   #costly = false;
   #turned = false;
@@ -293,6 +296,8 @@ class Copy {
     const inner = schema['$id'] === undefined ? ids : ids + 1;
     if (inner > MAX_IDS) throw bad(`${at}/$id`, `is inside more than ${MAX_IDS - 1} others`);
     const copy: { [keyword: string]: unknown } = {};
+    const around = this.#resource;
+    if (schema['$id'] !== undefined || depth === 0) this.#resource = copy;
     let more = 0;
     for (const [keyword, value] of Object.entries(schema)) {
       const rule = Object.hasOwn(KEYWORDS, keyword) ? KEYWORDS[keyword] : undefined;
@@ -335,6 +340,9 @@ class Copy {
         copy[keyword] = value;
       }
     }
+    const { $anchor: name } = copy;
+    if (name !== undefined) this.anchors.push({ part: copy, resource: this.#resource, name: name as string });
+    this.#resource = around;
     return this.#counted(copy, Math.floor(more));
   }
 
@@ -354,10 +362,13 @@ class Copy {
 }
 
 /** The parts of a schema by their addresses, as the validator wants them. */
-function dereferenced(root: Copy['root']): ReturnType<typeof dereference> {
+function dereferenced({ root, anchors }: Copy): ReturnType<typeof dereference> {
   let parts: ReturnType<typeof dereference>;
   try {
     parts = dereference(root as object);
+    // An anchor inside another `$id` is taken for one of the parts around it as well, in place of theirs.
+    for (const { part, resource, name } of anchors)
+      parts[new URL(`#${name}`, (resource as { __absolute_uri__: string }).__absolute_uri__).href] = part;
   } catch (cause) {
     throw bad('', 'two of its parts have one address, or an $id or $ref is no URI', cause);
   }
@@ -379,13 +390,13 @@ function compileJson(schema: object | boolean, foreign = false): Compiled {
   }
   const copy = new Copy(json, foreign);
   // If nothing can be wrong with the addresses, the validator is not loaded before the first value: that takes long.
-  let parts = copy.isAddressed ? dereferenced(copy.root) : undefined;
+  let parts = copy.isAddressed ? dereferenced(copy) : undefined;
   const check = (value: unknown, extent: Extent): Checked => {
     if (copy.hasUnique && extent.items > MAX_UNIQUE) {
       return { problem: `an array has more than ${MAX_UNIQUE} items, too many to see whether they are unique` };
     }
     copy.begin(extent);
-    parts ??= dereferenced(copy.root);
+    parts ??= dereferenced(copy);
     try {
       const { valid, errors } = validate(value, copy.root as object, '2020-12', parts, true);
       return valid ? { value } : { problem: explained(errors) };

@@ -75,6 +75,19 @@ describe('JSON Schema 2020-12', () => {
     for (const wrong of [{ far: 1 }, { near: 'a' }, { never: 1 }, { f: 1 }]) expect(ok(schema, wrong)).toBe(false);
   });
 
+  test('an anchor belongs to the address that it is in', () => {
+    const inner = { $id: 'https://example.org/b', $anchor: 'n', maximum: 2 };
+    for (const $defs of [
+      { a: { $anchor: 'n', maximum: 10 }, inner },
+      { inner, a: { $anchor: 'n', maximum: 10 } },
+    ]) {
+      const schema = { $id: 'https://example.org/a', $ref: '#n', $defs };
+      expect(ok(schema, 5)).toBe(true);
+      expect(ok(schema, 50)).toBe(false);
+      expect(ok({ ...schema, $ref: 'b#n' }, 5)).toBe(false);
+    }
+  });
+
   test('what is left over is what no part that holds has spoken of', () => {
     const left = { unevaluatedProperties: false };
     const a = { properties: { a: true } };
