@@ -150,6 +150,8 @@ const expect =
 
 export const isText: Check<string> = expect((v) => typeof v === 'string' && v !== '', 'a text that is not empty');
 export const isAnyText: Check<string> = expect((v) => typeof v === 'string', 'a text');
+/** ProtoJSON may write the default of a member that is absent, which is the empty text. */
+const isTextOrNone: Check<string | undefined> = (value, at) => (value === '' ? undefined : isText(value, at));
 export const isFlag: Check<boolean> = expect((v) => typeof v === 'boolean', 'true or false');
 export const isMap: Check<JsonObject> = expect(isObject, 'an object');
 export const isState: Check<A2AState> = expect((v) => STATES.has(v), 'a task state');
@@ -182,7 +184,8 @@ export const isShaped =
     const given = isMap(value, at);
     const known: Record<string, unknown> = {};
     const take = (name: string, check: Check<unknown>): void => {
-      known[name] = check(given[name], at === '' ? name : `${at}.${name}`);
+      const value = check(given[name], at === '' ? name : `${at}.${name}`);
+      if (value !== undefined) known[name] = value;
     };
     for (const name in required) take(name, required[name]!);
     for (const name in optional) {
@@ -208,7 +211,7 @@ export const isPart: Check<A2APart> = (value, at) => {
 };
 
 const REST = { extensions: isList(isText), metadata: isMap };
-const AROUND = { contextId: isText, taskId: isText, referenceTaskIds: isList(isText), ...REST };
+const AROUND = { contextId: isTextOrNone, taskId: isTextOrNone, referenceTaskIds: isList(isText), ...REST };
 
 const isMessageOf = (role: Check<string>): Check<A2AMessage> =>
   isShaped({ messageId: isText, role, parts: isList(isPart, 1) }, AROUND);
@@ -221,7 +224,7 @@ export const isArtifact: Check<A2AArtifact> = isShaped(
 const isStatus: Check<A2AStatus> = isShaped({ state: isState }, { message: isMessage, timestamp: isTime });
 export const isTask: Check<A2ATaskView> = isShaped(
   { id: isText, status: isStatus },
-  { contextId: isText, artifacts: isList(isArtifact), history: isList(isMessage), metadata: isMap },
+  { contextId: isTextOrNone, artifacts: isList(isArtifact), history: isList(isMessage), metadata: isMap },
 );
 const OF_TASK = { taskId: isText, contextId: isAnyText };
 const ITEMS: Record<string, Check<unknown>> = {

@@ -414,6 +414,24 @@ describe('other agents', () => {
     expect(await failure(run(asked as Promise<unknown>))).toMatchObject({ code: 'bad_response' });
   });
 
+  test('members that an agent writes with their defaults are as good as absent', async () => {
+    const message = { messageId: 'm', role: 'ROLE_AGENT', parts: [{ text: 'ok' }], contextId: '', taskId: '' };
+    const task = { id: 't', contextId: '', status: { state: 'TASK_STATE_WORKING', message, timestamp: null } };
+    const { run, call } = await stage(
+      behave,
+      undefined,
+      () =>
+        new Map<string, Handler>([
+          ['SendMessage', () => ({ message })],
+          ['GetTask', () => ({ ...task, artifacts: [], history: [], metadata: null })],
+        ]),
+    );
+    const said = { messageId: 'm', role: 'ROLE_AGENT', parts: [{ text: 'ok' }] };
+    expect((await run(a2aSend(MAILBOX, 'x', caller, call))).message).toEqual(said);
+    const { id, status, contextId } = await run(a2aGet(MAILBOX, 't', caller, call));
+    expect([id, status.message, contextId]).toEqual(['t', said, undefined]);
+  });
+
   test('steps too long for a message are read from notes, however many, and none overtakes another', async () => {
     const { run, call, kinds } = await stage(async (_, task) => {
       for (const length of LENGTHS) await task.artifact({ text: 'x'.repeat(length) });

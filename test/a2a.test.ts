@@ -206,6 +206,18 @@ describe('what is sent', () => {
     expect(status).not.toHaveProperty('message');
   });
 
+  test('members with their defaults are as good as absent', async () => {
+    const { ask } = setting(async () => 'ok', { defaultInputModes: ['text/plain'] });
+    const ids = { contextId: '', taskId: '' };
+    const part = { text: 'x', metadata: null, filename: '', mediaType: '' };
+    const message = { messageId: 'm', role: 'ROLE_USER', parts: [part], extensions: [], referenceTaskIds: [], ...ids };
+    const answer = await ask('SendMessage', { tenant: '', message, configuration: null, metadata: null });
+    expect(answer.message.parts).toEqual([{ text: 'ok' }]);
+    expect(answer.message.contextId).toMatch(/./);
+    const old = { kind: 'message', messageId: 'm', role: 'user', parts: [{ kind: 'text', text: 'x' }], ...ids };
+    expect((await ask('message/send', { message: old })).parts).toEqual([{ kind: 'text', text: 'ok' }]);
+  });
+
   test('media types: those of the card and of its skills, by range too', async () => {
     const { send } = setting(async () => 'ok', {
       defaultInputModes: ['text/*'],
