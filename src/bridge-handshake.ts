@@ -90,3 +90,37 @@ export function carriedError(error: unknown): { code: number; message: string; d
     ...(data !== undefined && { data: data as Json }),
   };
 }
+
+/**
+ * A result as the revisions with a handshake have it: there, structured content is an object, and so are the root of its
+ * schema and the properties in the root of a schema. Hosts that check this refuse the whole list for one tool.
+ */
+export function olderResult(method: string, result: JsonObject): JsonObject {
+  const { tools, structuredContent: content } = result;
+  if (method === 'tools/list' && Array.isArray(tools)) {
+    return { ...result, tools: tools.map((tool) => (isObject(tool) ? olderTool(tool as JsonObject) : tool)) };
+  }
+  // The official SDK wraps such values likewise.
+  return method === 'tools/call' && content !== undefined && !isObject(content)
+    ? { ...result, structuredContent: { result: content } }
+    : result;
+}
+
+function olderTool({ inputSchema, outputSchema, ...tool }: JsonObject): JsonObject {
+  const isOfObject = isObject(outputSchema) && outputSchema['type'] === 'object';
+  return {
+    ...tool,
+    ...(inputSchema !== undefined && { inputSchema: olderSchema(inputSchema) }),
+    ...(isOfObject && { outputSchema: olderSchema(outputSchema as Json) }),
+  };
+}
+
+function olderSchema(schema: Json): Json {
+  const properties = isObject(schema) ? schema['properties'] : undefined;
+  if (!isObject(properties)) return schema;
+  const older = Object.entries(properties).map(([name, of]) => [
+    name,
+    of === true ? {} : of === false ? { not: {} } : of,
+  ]);
+  return { ...(schema as JsonObject), properties: Object.fromEntries(older) };
+}

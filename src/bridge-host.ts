@@ -20,6 +20,7 @@ import {
   metaIn,
   OURS,
   objectIn,
+  olderResult,
   QUESTIONS,
   SHARED_METHODS,
   sharedCapabilities,
@@ -402,7 +403,7 @@ export class HostSide {
       throw new RpcError(INTERNAL_ERROR, `The server answered with ${type}, which cannot be carried`);
     }
     const meta = isObject(_meta) ? without(_meta as JsonObject, isProtocolMeta) : {};
-    return { ...rest, ...(Object.keys(meta).length > 0 && { _meta: meta }) };
+    return { ...olderResult(pending.method, rest), ...(Object.keys(meta).length > 0 && { _meta: meta }) };
   }
 
   // --- questions -------------------------------------------------------------------------------------------------

@@ -114,6 +114,38 @@ test('a request says by itself what the handshake said, and its answer nothing o
   expect(got()).toEqual({ jsonrpc: '2.0', id: 1, result: { content, _meta: { 'x.y/z': 2 } } });
 });
 
+test('structured content and schemas are objects for hosts with a handshake, and for them alone', () => {
+  initialize();
+  const properties = { a: true, b: false, c: { type: 'string' }, ['__proto__']: true };
+  const tools = [
+    { name: 'list', inputSchema: { type: 'object', properties }, outputSchema: { type: 'array' } },
+    { name: 'any', inputSchema: { type: 'object' }, outputSchema: {} },
+    { name: 'map', inputSchema: { type: 'object' }, outputSchema: { type: 'object', properties: { n: true } } },
+    null,
+  ];
+  host({ id: 1, method: 'tools/list', params: {} });
+  room({ id: 1, result: { resultType: 'complete', tools, ttlMs: 0, cacheScope: 'public' } });
+  const objects = { a: {}, b: { not: {} }, c: { type: 'string' }, ['__proto__']: {} };
+  expect(got().result).toEqual({
+    tools: [
+      { name: 'list', inputSchema: { type: 'object', properties: objects } },
+      { name: 'any', inputSchema: { type: 'object' } },
+      { name: 'map', inputSchema: { type: 'object' }, outputSchema: { type: 'object', properties: { n: {} } } },
+      null,
+    ],
+  });
+  const content = [{ type: 'text', text: '…' }];
+  for (const value of [[1], 0, null, 'x', { a: 1 }]) {
+    host({ id: 2, method: 'tools/call', params: { name: 'list' } });
+    room({ id: 2, result: { resultType: 'complete', content, structuredContent: value } });
+    const isMap = typeof value === 'object' && value !== null && !Array.isArray(value);
+    expect(got().result).toEqual({ content, structuredContent: isMap ? value : { result: value } });
+  }
+  host({ id: 3, method: 'tools/list', params: { _meta: { [`${META}/protocolVersion`]: '2026-07-28' } } });
+  room({ id: 3, result: { resultType: 'complete', tools } });
+  expect(got().result.tools).toEqual(tools);
+});
+
 test('what needs no handshake goes through as it is, also beside one', () => {
   const request = {
     jsonrpc: '2.0',
