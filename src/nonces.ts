@@ -16,7 +16,7 @@ export interface NonceSource {
   /**
    * Makes all later nonces of a scope higher than one that the service has seen.
    *
-   * @throws a {@link BadNonce} if that one is more than a day ahead of the clock
+   * @throws a {@link BadNonce} if that one is more than a day ahead of any clock, even of one that counts nanoseconds
    */
   raiseNonce(scope: string, seen: string, clock: Clock): void;
 }
@@ -24,6 +24,7 @@ export interface NonceSource {
 /** The highest possible nonce. */
 export const MAX_NONCE = 9_999_999_999_999_999_999n;
 const DAY_MS = 86_400_000n;
+const NS_PER_MS = 1_000_000n;
 
 /** The last nonces of one key, by scope. `*` stands for every scope that is not listed. */
 export type LastNonces = Map<string, bigint>;
@@ -68,10 +69,11 @@ export function nextNonce(clock: Clock, ...lasts: (bigint | undefined)[]): bigin
 
 /** {@link NonceSource.raiseNonce} for `scopes`. */
 export function raiseNonce(scopes: LastNonces, scope: string, seen: string, clock: Clock): void {
-  // It comes from the service, so it is checked before use.
-  if (!isNonce(seen) || BigInt(seen) > nonceOf(clock) + DAY_MS) {
+  // It comes from the service, so it is checked before use. Programs that share a key may take their nonces from a clock
+  // in nanoseconds, the finest there is; above that, most of the possible nonces are left.
+  if (!isNonce(seen) || BigInt(seen) > (nonceOf(clock) + DAY_MS) * NS_PER_MS) {
     throw new BadNonce(
-      `the service has seen nonce ${seen.slice(0, 20)} of this key in ${scope}, more than a day ahead of the clock, perhaps from a program that counts nonces differently. The key is locked out there: use another key or room, or correct the clock`,
+      `the service has seen nonce ${seen.slice(0, 20)} of this key in ${scope}, which no clock shows: even in nanoseconds it is more than a day ahead. The key is locked out there: use another key or room, or correct the clock`,
     );
   }
   recordNonce(scopes, scope, BigInt(seen));

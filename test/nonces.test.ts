@@ -35,11 +35,19 @@ describe('nonces', () => {
     expect(await one(nonces, 'c', late)).toBe('9007199254740994');
   });
 
-  test('a nonce more than a day ahead is not followed: the key is locked out there', async () => {
+  test('fault 24: a program that counts nanoseconds is followed, and leaves room for all nonces to come', async () => {
     const nonces = new MemoryNonces();
-    nonces.raiseNonce('a', String(T + 86_400_000), at(T));
+    for (const seen of [`${T}000`, `${T}123456`, `${T + 86_400_000}000000`]) {
+      nonces.raiseNonce('a', seen, at(T));
+      expect(await one(nonces, 'a', at(T))).toBe(String(BigInt(seen) + 1n));
+    }
+    expect(await one(nonces, 'b', at(T))).toBe(String(T));
+  });
+
+  test('a nonce that no clock shows is not followed: the key is locked out there', async () => {
+    const nonces = new MemoryNonces();
     for (const seen of [
-      String(T + 86_400_001),
+      `${T + 86_400_000}000001`,
       '1788872638667723579',
       '9999999999999999999',
       '1'.repeat(1_000_000),
