@@ -191,11 +191,11 @@ export class Answering {
    *
    * @returns whether it was written, or the error that it is too long for its way
    */
-  async part(reply: Reply, frame: Json, request: JsonObject, isNotice: boolean): Promise<boolean | RpcError> {
+  async part(reply: Reply, frame: Json, request: JsonObject): Promise<boolean | RpcError> {
     const text = encodeLong(frame);
     const fit = await this.fitted(text, request, reply);
     if (fit !== text) return new RpcError((JSON.parse(fit) as { error: RpcError['rpc'] }).error);
-    return this.#write(reply, text, { isNotice, isPart: true });
+    return this.#write(reply, text, { isNotice: true, isPart: true });
   }
 
   async #write(reply: Reply, text: string, how?: How): Promise<boolean> {

@@ -184,7 +184,9 @@ async function keepOpen(
       if (over === undefined) continue;
     } else {
       const { cause } = over as { cause?: unknown };
-      if (cause !== undefined && !(TechnocoreError.is(cause) && cause.code === 'ring_gap')) throw cause;
+      // What the server says against a subscription that it had acknowledged, it says again if it still holds.
+      const mayReturn = TechnocoreError.is(cause) && ['ring_gap', 'rpc'].includes(cause.code);
+      if (cause !== undefined && !mayReturn) throw cause;
       pauseMs = t.clock.now() - since < BRIEF_MS ? Math.min(2 * pauseMs || 1000, BRIEF_MS) : 0;
       t.onEvent({ kind: 'retry', method: LISTEN, cause, afterMs: pauseMs });
       if (pauseMs > 0) await t.clock.sleep(pauseMs, signal);

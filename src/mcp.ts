@@ -414,12 +414,15 @@ class McpLayer implements Layer {
       this.#pending.set(key, listener);
       this.#listeners.add(listener);
       getOrMake(listening, this.tools, () => new Set<McpLayer>()).add(this);
-      emit(
+      const acknowledged = emit(
         rpcNotification('notifications/subscriptions/acknowledged', {
           _meta: tag,
           notifications: wanted ? { toolsListChanged: true } : {},
         }),
       );
+      void Promise.resolve(acknowledged).then((isSent) => {
+        if (isSent === false) stop(refusalOf(id, refuse('Notices cannot be sent here')));
+      });
     });
   }
 

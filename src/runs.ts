@@ -282,15 +282,12 @@ export class Runs {
       this.#underway.track(sent);
       return sent;
     };
-    // A subscription has no answer but these, until it ends.
     const emit = (frame: Json): false | Promise<boolean | RpcError> => {
       if (!isObject(frame) || frame['id'] === undefined)
-        return send(frame, (text) =>
-          open ? this.#answering.write(reply, [text]) : this.#answering.notify(reply, text),
-        );
+        return send(frame, (text) => this.#answering.notify(reply, text));
       // A part of the answer. The handler waits for it, so there is one at a time.
       if (stop.signal.aborted) return false;
-      const sent = this.#answering.part(reply, frame, request, !open);
+      const sent = this.#answering.part(reply, frame, request);
       this.#underway.track(sent);
       return sent;
     };

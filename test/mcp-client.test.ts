@@ -1139,6 +1139,22 @@ describe('listening', () => {
     await w.run(notices.return(null));
   });
 
+  test('opened once more when the server fails it, and what it says then counts', async () => {
+    const w = world();
+    const error = { code: -32603, message: 'cannot notify' };
+    const s = scripted(w, ({ id }) => {
+      if (id === undefined) return [];
+      return s.requests().length < 3 ? [ack(id), { id, error }] : [{ id, error }];
+    });
+    let ready = 0;
+    const notices = mcpListen(MAILBOX, FILTER, me, { ...o(w), onReady: () => void ready++ });
+    const failed = (async () => {
+      for await (const _ of notices) ready += 10;
+    })().catch((cause) => cause);
+    expect(await w.run(failed)).toMatchObject({ rpc: error });
+    expect(ready).toBe(12);
+  });
+
   test('a server of ours that stops and comes again is listened to again', async () => {
     const w = world();
     const first = await served(w, () => {});

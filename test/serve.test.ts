@@ -9,7 +9,7 @@ import { publishIdentity } from '../src/identity.ts';
 import { memoryLedger } from '../src/ledger.ts';
 import { loggedLedger } from '../src/ledger-file.ts';
 import { createLocalService } from '../src/local.ts';
-import { defineTool, mcpLayer } from '../src/mcp.ts';
+import { defineTool, mcpLayer, toolsChanged } from '../src/mcp.ts';
 import { identityNote } from '../src/names.ts';
 import { setNote } from '../src/notes.ts';
 import { type Place, read } from '../src/rooms.ts';
@@ -433,6 +433,27 @@ describe.each(PROFILES)('answers, %s', (profile) => {
     const params = { _meta: { 'chat.technocore/reply': 'mb-p-victim' } };
     await w.say(requestFrame('1', 'told', params), eve, 500);
     expect(await w.answers('mb-p-victim')).toEqual([{ jsonrpc: '2.0', id: '1', result: 'done' }]);
+    await s.stop();
+  });
+
+  test('fault 71: where the key was never seen, nobody can subscribe, and is told so', async () => {
+    const w = serving(profile);
+    await w.run(signer(9).say('mb-p-victim', 'mine', w.o));
+    const tools = new Map([['t', defineTool('t', 'does t', {}, () => 't')]]);
+    const s = await w.start({ tools });
+    const _meta = {
+      'chat.technocore/reply': 'mb-p-victim',
+      'io.modelcontextprotocol/protocolVersion': '2026-07-28',
+      'io.modelcontextprotocol/clientInfo': { name: 'c', version: '1' },
+      'io.modelcontextprotocol/clientCapabilities': {},
+    };
+    const notifications = { toolsListChanged: true };
+    await w.say(requestFrame('1', 'subscriptions/listen', { notifications, _meta }), eve, 500);
+    toolsChanged(tools);
+    await w.clock.advance(500);
+    expect(await w.answers('mb-p-victim')).toMatchObject([
+      { id: '1', error: { message: 'Notices cannot be sent here' } },
+    ]);
     await s.stop();
   });
 

@@ -8,7 +8,7 @@ import type { Event } from '../../src/http.ts';
 import { publishIdentity } from '../../src/identity.ts';
 import type { Ledger } from '../../src/ledger.ts';
 import { loggedLedger } from '../../src/ledger-file.ts';
-import { defineTool } from '../../src/mcp.ts';
+import { defineTool, toolsChanged } from '../../src/mcp.ts';
 import { acceptSealed } from '../../src/meeting.ts';
 import type { SealedChannel } from '../../src/sealed.ts';
 import { type ServeOptions, serve } from '../../src/serve.ts';
@@ -36,12 +36,18 @@ export class Callee extends Program {
   hasLost = false;
   /** Shared by all servers of one mailbox. */
   readonly label: string;
+  #served: Map<string, Tool> | undefined;
 
   constructor(world: World, name: string, room: string, label: string) {
     super(world, name, room, label);
     this.label = label;
     this.disk = new Disk(world.timeline, this.random);
     this.taskDisk = new Disk(world.timeline, this.random);
+  }
+
+  /** Says that its tools have changed. */
+  change(): void {
+    if (this.#served) toolsChanged(this.#served);
   }
 
   protected async main(process: Process, signer: Signer): Promise<void> {
@@ -64,7 +70,7 @@ export class Callee extends Program {
     const options: ServeOptions = {
       ...o,
       methods: world.plan.a2a ? await this.#agent(process) : this.#methods(process),
-      ...(world.plan.mcp && { tools: this.#tools(process) }),
+      ...(world.plan.mcp && { tools: (this.#served = this.#tools(process)) }),
       ledger: world.setup.bug === 'forgetful-ledger' ? forgetful(ledger) : ledger,
       cursor: disk.cursor(process),
       ...(leaseMs !== undefined && { claim: { leaseMs } }),

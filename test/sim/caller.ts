@@ -8,6 +8,7 @@ import type { Options } from '../../src/http.ts';
 import { publishIdentity } from '../../src/identity.ts';
 import type { CallOptions } from '../../src/line.ts';
 import { mcpCallTool } from '../../src/mcp-client.ts';
+import { mcpListen } from '../../src/mcp-listen.ts';
 import { connectSealed } from '../../src/meeting.ts';
 import type { SealedChannel } from '../../src/sealed.ts';
 import type { Signer } from '../../src/signer.ts';
@@ -47,6 +48,10 @@ export class Caller extends Program {
   /** Highest nonce used by any life, and by those before this one. */
   highest = 0;
   highestBefore = 0;
+  /** The servers whose changes it hears of, and when it heard of the last one. */
+  readonly heard: Map<Callee, number> = new Map();
+  /** Ends that. */
+  readonly deaf: AbortController = new AbortController();
   readonly #publishes: boolean;
   readonly #batches: boolean;
   readonly #asking: Set<Question> = new Set();
@@ -122,6 +127,11 @@ export class Caller extends Program {
         world.invariants.typed(this.name, cause),
       );
     }
+    if (world.plan.mcp && !world.plan.sealed) {
+      // As they come and go for their own reasons, these draw on no stream that others draw on.
+      const random = new Random(world.setup.seed, `listens ${this.name}`);
+      if (random.chance(0.5)) void this.#listen(random.pick(world.callees), process, signer, o);
+    }
     const pause = (2 * world.plan.activeMs) / (this.questions.length + 1);
     for (;;) {
       const question = this.questions.find((q) => q.outcome === undefined && !q.abandoned && !this.#asking.has(q));
@@ -131,6 +141,30 @@ export class Caller extends Program {
         // Who shares messages asks several things at once.
         const isMore = this.#batches && this.random.chance(0.6);
         if (!question.final && !isMore) await process.clock.sleep(this.random.between(0, pause));
+      }
+    }
+  }
+
+  /** Listens to the changes of a server's tools, again and again. */
+  async #listen(callee: Callee, process: Process, signer: Signer, o: Options): Promise<void> {
+    const { world } = this;
+    const { signal } = this.deaf;
+    const onReady = (): void => void this.heard.set(callee, this.heard.get(callee) ?? 0);
+    while (process.isAlive && !signal.aborted) {
+      try {
+        const options = { ...o, replyTo: this.room, peer: callee.did, renewMs: 2 * MINUTE, signal, onReady };
+        for await (const _ of mcpListen(callee.room, { toolsListChanged: true }, signer, options)) {
+          if (!process.isAlive) return;
+          this.heard.set(callee, world.timeline.now);
+          world.network.count('change heard');
+          world.log(`${process.name} heard of a change of ${callee.name}`);
+        }
+      } catch (cause) {
+        if (!process.isAlive || signal.aborted) return;
+        // It is told that it hears nothing.
+        this.heard.delete(callee);
+        world.invariants.typed(this.name, cause);
+        await process.clock.sleep(5000, signal).catch(() => {});
       }
     }
   }

@@ -47,6 +47,7 @@ export const EXPECTED: readonly string[] = [
   'sealed',
   'mcp',
   'progress',
+  'change heard',
   'a2a',
   'a2a message',
   'a2a TASK_STATE_COMPLETED',

@@ -182,6 +182,8 @@ export class World {
     await this.#pass(5 * MINUTE, isDone);
     invariants.everythingEnded();
 
+    await this.#announce();
+    for (const { deaf } of this.callers) deaf.abort();
     for (const { stop } of this.callees) stop.abort();
     await this.#pass(2 * MINUTE, () => this.callees.every(({ hasStopped }) => hasStopped));
     await this.#pass(200);
@@ -189,6 +191,20 @@ export class World {
     invariants.everybodyWasHonest();
     for (const { process } of this.callers) process!.kill();
     return this.#outcome();
+  }
+
+  /** Servers say that their tools have changed, and who listens hears of it. */
+  async #announce(): Promise<void> {
+    const { timeline, invariants } = this;
+    const since = timeline.now;
+    const deafTo = (caller: Caller): Callee[] => [...caller.heard].flatMap(([one, at]) => (at > since ? [] : [one]));
+    if (this.callers.every(({ heard }) => heard.size === 0)) return;
+    for (const callee of this.callees) callee.change();
+    await this.#pass(5 * MINUTE, () => this.callers.every((caller) => deafTo(caller).length === 0));
+    for (const caller of this.callers) {
+      for (const callee of this.isExempt(caller) ? [] : deafTo(caller))
+        invariants.violate(`${caller.name} heard nothing of a change of ${callee.name}`);
+    }
   }
 
   #outcome(): Outcome {
