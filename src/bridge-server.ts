@@ -429,7 +429,7 @@ class BridgeLayer implements Layer {
         place,
         limit: readsSpilled === true ? Number.POSITIVE_INFINITY : (context.limit ?? MAX_TEXT),
         context,
-        notices: new Notices(this.#clock, outer, given, (frame) => emit?.(frame)),
+        notices: new Notices(this.#clock, outer, given, (frame) => emit?.(frame), context.limit ?? MAX_TEXT),
         settle: (answer) => {
           forget();
           leave();

@@ -5,7 +5,7 @@
  * @module
  */
 import { type JsonObject, rpcNotification, toJson } from './dispatch.ts';
-import type { Json } from './frames.ts';
+import { encodeLong, type Json } from './frames.ts';
 import type { Clock } from './http.ts';
 import type { LogLevel } from './tools.ts';
 
@@ -57,18 +57,29 @@ export class Notices {
   readonly #id: Json;
   readonly #meta: Readonly<Record<string, unknown>>;
   readonly #emit: (frame: JsonObject) => unknown;
+  readonly #limit: number;
   readonly #budget: Budget;
   #reported = Number.NEGATIVE_INFINITY;
   #held: JsonObject | undefined;
   #ended: AbortController | undefined;
   #unlogged = 0;
 
-  /** @param meta the `_meta` of the request: whether it asks for progress, and for which log lines */
-  constructor(clock: Clock, id: Json, meta: Readonly<Record<string, unknown>>, emit: (frame: JsonObject) => unknown) {
+  /**
+   * @param meta the `_meta` of the request: whether it asks for progress, and for which log lines
+   * @param limit the most characters of a notice
+   */
+  constructor(
+    clock: Clock,
+    id: Json,
+    meta: Readonly<Record<string, unknown>>,
+    emit: (frame: JsonObject) => unknown,
+    limit: number,
+  ) {
     this.#clock = clock;
     this.#id = id;
     this.#meta = meta;
     this.#emit = emit;
+    this.#limit = limit;
     this.#budget = new Budget(clock);
   }
 
@@ -79,9 +90,13 @@ export class Notices {
     this.#reported = done;
     const params: JsonObject = { progressToken, progress: done, _meta: { [REQUEST_ID]: this.#id } };
     if (Number.isFinite(total)) params['total'] = total!;
-    if (typeof message === 'string') params['message'] = message;
     const waiting = this.#held !== undefined;
-    this.#held = rpcNotification('notifications/progress', params);
+    const notice = rpcNotification('notifications/progress', params);
+    if (typeof message === 'string') {
+      params['message'] = message;
+      if (!this.#fits(notice)) delete params['message'];
+    }
+    this.#held = notice;
     if (!waiting) void this.#release();
   }
 
@@ -103,11 +118,16 @@ export class Notices {
   log(level: LogLevel, data: unknown, logger?: string): void {
     const wanted = LEVELS.indexOf(this.#meta[LOG_LEVEL] as string);
     if (wanted < 0 || LEVELS.indexOf(level) < wanted) return;
-    if (this.#budget.take() > 0) this.#unlogged++;
-    else this.#line(level, data, logger);
+    const line = this.#budget.take() > 0 ? undefined : this.#line(level, data, logger);
+    if (line && this.#fits(line)) this.#emit(line);
+    else this.#unlogged++;
   }
 
-  #line(level: LogLevel, data: unknown, logger: string | undefined): void {
+  #fits(notice: JsonObject): boolean {
+    return encodeLong(notice).length <= this.#limit;
+  }
+
+  #line(level: LogLevel, data: unknown, logger: string | undefined): JsonObject {
     let json: Json;
     try {
       json = data === undefined ? null : toJson(data);
@@ -116,7 +136,7 @@ export class Notices {
     }
     const params: JsonObject = { level, data: json, _meta: { [REQUEST_ID]: this.#id } };
     if (typeof logger === 'string') params['logger'] = logger;
-    this.#emit(rpcNotification('notifications/message', params));
+    return rpcNotification('notifications/message', params);
   }
 
   /** @param isCancelled whether to say nothing of lines that were left out */
@@ -124,7 +144,7 @@ export class Notices {
     const unlogged = this.#unlogged;
     this.#unlogged = 0;
     if (unlogged > 0 && !isCancelled) {
-      this.#line('warning', `${unlogged} more log lines are left out`, 'technocore-rpc');
+      this.#emit(this.#line('warning', `${unlogged} more log lines are left out`, 'technocore-rpc'));
     }
     this.#held = undefined;
     this.#ended?.abort();

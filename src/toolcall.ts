@@ -93,7 +93,13 @@ export class ToolCall extends Call implements ToolContext {
   }
 
   get #notices(): Notices {
-    return (this.#noticed ??= new Notices(this.#server.clock, this.id as Json, this.meta, (frame) => this.emit(frame)));
+    return (this.#noticed ??= new Notices(
+      this.#server.clock,
+      this.id as Json,
+      this.meta,
+      (frame) => this.emit(frame),
+      this.limit,
+    ));
   }
 
   get progress(): ToolContext['progress'] {

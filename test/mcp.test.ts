@@ -581,6 +581,20 @@ describe('progress and log lines', () => {
     ]);
   });
 
+  test('of progress too long for a message the words are left out, of log lines it is said how many', async () => {
+    const h = new Harness().tool('t', (_, { progress, log }) => {
+      progress(1, 2, 'é'.repeat(1000));
+      log('error', 'é'.repeat(1000));
+      log('error', 'short');
+    });
+    await h.request('tools/call', { name: 't' }, { ...token, 'io.modelcontextprotocol/logLevel': 'error' });
+    expect(h.frames.map(({ params: { _meta, ...rest } }) => rest)).toEqual([
+      { progressToken: 0, progress: 1, total: 2 },
+      { level: 'error', data: 'short' },
+      { level: 'warning', data: '1 more log lines are left out', logger: 'technocore-rpc' },
+    ]);
+  });
+
   test('throttled: a burst, then one a second, the latest wins', async () => {
     let go: (() => void) | undefined;
     const h = new Harness().tool('t', async (_, { progress }) => {
