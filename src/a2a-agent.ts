@@ -1,6 +1,6 @@
 /**
- * Agents: A2A 1.0 and 0.3 as methods of a dispatcher, over one store of tasks. The name of a method tells the version.
- * Callers see their own tasks only; those of others do not exist for them.
+ * Agents: A2A 1.0 and 0.3 as methods of a dispatcher, over one store of tasks. The name of a method determines the
+ * version. Callers see only their own tasks; those of others do not exist for them.
  *
  * @module
  */
@@ -27,7 +27,7 @@ import { type A2AHandler, LiveTask, type Shop, type Watch } from './a2a-task.ts'
 import { type A2ATaskView, badField, checkParams, MAX_STREAMS, STREAM_MS, WAIT_META } from './a2a-types.ts';
 import { toHex } from './bytes.ts';
 import { type Clock, following, later, onAbort } from './clock.ts';
-import { type CallContext, type Handler, idempotent, rpcResult, staysOpen } from './dispatch.ts';
+import { busy, type CallContext, type Handler, INTERRUPTED, idempotent, rpcResult, staysOpen } from './dispatch.ts';
 import { checkFunction, checkNumbers, checkObject, RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, type Json } from './frames.ts';
 import { type Event, meansOf } from './http.ts';
@@ -38,35 +38,35 @@ import { Workers } from './workers.ts';
 
 /** Options of {@link a2aAgent}. */
 export interface A2AAgentOptions {
-  /** Where tasks are kept. Default: in memory. Close a store that you give after the agent has been closed. */
+  /** The store of tasks. Default: in memory. Close your own store after the agent has been closed. */
   store?: A2AStore | undefined;
-  /** The source of time. Default: the machine's clock. */
+  /** The source of time. Default: the system clock. */
   clock?: Clock | undefined;
   /** The source of random bytes. Default: the platform's. */
   random?: ((bytes: number) => Uint8Array) | undefined;
   /**
-   * The most messages that are worked on at a time; default 64. One caller can have a quarter of them; all callers that
-   * were never answered, three quarters together. Tasks that must wait are submitted.
+   * How many messages are handled at a time; default 64. One caller can have a quarter of that; all callers that were
+   * never answered, three quarters together. Tasks that have to wait are in the state submitted.
    */
   concurrency?: number | undefined;
   /**
-   * How long an answer waits for the task to end or to ask something, in milliseconds; default 20,000, since callers wait
-   * for 30 seconds. After that the task is returned as it is. A caller can ask for less in
+   * How long an answer waits for the task to end or to ask something, in milliseconds; default 20,000, since callers
+   * wait for 30 seconds. After that the unfinished task is returned. A caller can ask for less in
    * `_meta["chat.technocore/waitMs"]`.
    */
   waitMs?: number | undefined;
   /** The rooms that callers may name as contexts, besides those of their own tasks. Default: any room. */
   rooms?: readonly string[] | undefined;
-  /** The extended card, for callers who ask for it; offered if the card's capabilities have `extendedAgentCard`. */
+  /** The extended card, for callers that request it; offered if the card's capabilities have `extendedAgentCard`. */
   extendedCard?: A2ACard | undefined;
   /**
-   * Where to keep the state of each task in a note as well, so that others can see it: see {@link a2aTaskNote}. Every
-   * change of state is a write. Default: no notes.
+   * Mirrors the state of each task in a note, so that others can see it: see {@link a2aTaskNote}. Every state change is
+   * a write. Default: no notes.
    */
   notes?: A2ANoteOptions | undefined;
   /** Called with what a handler or the store threw. Callers learn only that the task has failed. */
   onError?: ((error: unknown, taskId: string) => void) | undefined;
-  /** Called with an event when a note does not say what the store says. */
+  /** Called with an event when a note could not be kept in step with the store. */
   onEvent?: ((event: Event) => void) | undefined;
 }
 
@@ -74,20 +74,20 @@ export interface A2AAgentOptions {
 export interface A2AAgent {
   /** Its methods, for the option `methods` of {@link serve} or of a dispatcher. */
   readonly methods: Map<string, Handler>;
-  /** Aborts the handlers that run, and leaves their tasks as they are. */
+  /** Aborts running handlers but leaves their tasks unchanged. */
   close(): void;
 }
 
-/** How long a turn may take to begin before a caller that does not wait for the task is answered, ms. */
+/** How long a turn may take to start before a caller that does not wait for the task is answered, ms. */
 const BEGIN_MS = 50;
-/** Within how many steps of the event loop a handler that waits for nothing has ended. */
+/** After how many microtasks a handler that awaits nothing has ended. */
 const AT_ONCE = 32;
-/** The most answers that wait for a task at a time, of all callers and of one. Any more are given at once. */
+/** How many answers can wait for a task at a time, in all and for one caller. Any more are given at once. */
 const MAX_WAITING = [1024, 64] as const;
-/** How many callers have their rank remembered. */
+/** For how many callers the rank is remembered. */
 const MAX_RANKS = 4096;
 
-/** A task as a caller gets it, with as much of its history as was asked for. */
+/** A task as a caller gets it, with as much of its history as requested. */
 function shown({ history, artifacts, ...task }: A2ATaskView, historyLength = 0, withArtifacts = true): A2ATaskView {
   const said = historyLength > 0 ? history?.slice(-historyLength) : undefined;
   return {
@@ -114,15 +114,15 @@ class Agent implements A2AAgent, Shop {
   readonly #opening = new Map<string, Promise<LiveTask | undefined>>();
   readonly #waiting = new Seats(MAX_WAITING);
   readonly #streams = new Seats(MAX_STREAMS);
-  /** The ranks of callers that came lately and were answered before. */
+  /** The ranks of recent callers that were answered before. */
   readonly #ranks = new Map<string, number>();
   /** The last write of each note. */
   readonly #noted = new Map<string, Promise<unknown>>();
   readonly #closing = new AbortController();
 
   constructor(handler: A2AHandler, card: Partial<A2ACardInfo>, o: A2AAgentOptions) {
-    // A card may have any members, so a store that is put there by mistake would be ignored, and its tasks would be
-    // lost when the process ends.
+    // A card may have any members, so a store passed there by mistake would be ignored, and its tasks would be lost
+    // when the process ends.
     if ('store' in checkObject(card, 'the card'))
       throw new TechnocoreError('bad_option', 'a card has no store; options are a separate argument');
     checkNumbers(checkObject(o), ['waitMs']);
@@ -131,7 +131,7 @@ class Agent implements A2AAgent, Shop {
     if (typeof this.store.put !== 'function')
       throw new TechnocoreError(
         'bad_option',
-        'the option store is no store; a2aFileStore returns a promise, so await it',
+        'the option store is not a store; a2aFileStore returns a promise, so await it',
       );
     const concurrency = o.concurrency ?? 64;
     this.workers = new Workers(concurrency, Number.POSITIVE_INFINITY, Math.ceil(concurrency / 4), this);
@@ -150,59 +150,57 @@ class Agent implements A2AAgent, Shop {
   }
 
   #methods(): Map<string, Handler> {
-    // Safe to run again: if the first run began a task, the store finds it by the request.
+    // Safe to run again: if the first run created a task, the store finds it by the request.
     const open = (run: Handler): Handler => idempotent(staysOpen(run));
     const refuse = (reason: Parameters<typeof refusal>[0]): Handler =>
       idempotent(() => {
         throw refusal(reason);
       });
     const methods = new Map<string, Handler>();
-    const add = (handler: Handler, ...names: string[]): void =>
-      names.forEach((name) => void methods.set(name, handler));
     for (const [spelling, [send, stream, get, cancel, subscribe]] of [
       [V1, ['SendMessage', 'SendStreamingMessage', 'GetTask', 'CancelTask', 'SubscribeToTask']],
       [V03, ['message/send', 'message/stream', 'tasks/get', 'tasks/cancel', 'tasks/resubscribe']],
     ] as const) {
-      add(
-        open((params, context) => this.#send(params, context, spelling)),
+      methods.set(
         send,
+        open((params, context) => this.#send(params, context, spelling)),
       );
-      add(
-        open((params, context) => this.#stream(params, context, spelling)),
+      methods.set(
         stream,
+        open((params, context) => this.#stream(params, context, spelling)),
       );
-      add(
-        idempotent((params, context) => this.#get(params, context, spelling)),
+      methods.set(
         get,
+        idempotent((params, context) => this.#get(params, context, spelling)),
       );
-      add(
-        idempotent((params, context) => this.#cancel(params, context, spelling)),
+      methods.set(
         cancel,
+        idempotent((params, context) => this.#cancel(params, context, spelling)),
       );
-      add(
-        open((params, context) => this.#subscribe(params, context, spelling)),
+      methods.set(
         subscribe,
+        open((params, context) => this.#subscribe(params, context, spelling)),
       );
     }
-    add(
-      idempotent((params, context) => this.#list(params, context)),
+    methods.set(
       'ListTasks',
+      idempotent((params, context) => this.#list(params, context)),
     );
     const push = 'TaskPushNotificationConfig';
-    add(
-      refuse('PUSH_NOTIFICATION_NOT_SUPPORTED'),
-      ...[`Create${push}`, `Get${push}`, `List${push}s`, `Delete${push}`],
-      ...['set', 'get', 'list', 'delete'].map((verb) => `tasks/pushNotificationConfig/${verb}`),
-    );
+    for (const name of [`Create${push}`, `Get${push}`, `List${push}s`, `Delete${push}`]) {
+      methods.set(name, refuse('PUSH_NOTIFICATION_NOT_SUPPORTED'));
+    }
+    for (const verb of ['set', 'get', 'list', 'delete']) {
+      methods.set(`tasks/pushNotificationConfig/${verb}`, refuse('PUSH_NOTIFICATION_NOT_SUPPORTED'));
+    }
     const { extendedCard } = this.#o;
     const isOffered = this.#capabilities.extendedAgentCard === true;
-    add(
+    const extended =
       isOffered && extendedCard
         ? idempotent(() => extendedCard)
-        : refuse(isOffered ? 'EXTENDED_AGENT_CARD_NOT_CONFIGURED' : 'UNSUPPORTED_OPERATION'),
-      'GetExtendedAgentCard',
-      'agent/getAuthenticatedExtendedCard',
-    );
+        : refuse(isOffered ? 'EXTENDED_AGENT_CARD_NOT_CONFIGURED' : 'UNSUPPORTED_OPERATION');
+    methods.set('GetExtendedAgentCard', extended);
+    methods.set('agent/getAuthenticatedExtendedCard', extended);
     return methods;
   }
 
@@ -230,7 +228,7 @@ class Agent implements A2AAgent, Shop {
     try {
       this.#o.onError?.(error, taskId);
     } catch {
-      // A broken listener must not break what it listens to.
+      // A broken listener must not break the agent.
     }
   }
 
@@ -246,14 +244,14 @@ class Agent implements A2AAgent, Shop {
     this.#noted.set(id, noted);
   }
 
-  /** The store is the record. Anybody can write a note, and none is worth more than a warning. */
+  /** The store is authoritative. Anybody can write a note, so a problem with one is worth no more than an event. */
   #warn(taskId: string, state: A2AState, cause: unknown): void {
     this.#onEvent({ kind: 'note', taskId, state, cause });
   }
 
   // --- finding tasks -------------------------------------------------------------------------------------------
 
-  /** The task of that id, if it is the caller's. @throws RpcError -32001 */
+  /** The task with that id, if it is the caller's. @throws an {@link RpcError} -32001 if not */
   async #own(id: string, from: string): Promise<A2ARecord> {
     const live = this.#live.get(id);
     const record = live?.record ?? (await this.store.get(id));
@@ -261,7 +259,7 @@ class Agent implements A2AAgent, Shop {
     return record;
   }
 
-  /** The task as one object for all who work with it at a time. */
+  /** The task as one object, shared by all its concurrent users. */
   #open(id: string): Promise<LiveTask | undefined> {
     const live = this.#live.get(id);
     if (live) return Promise.resolve(live);
@@ -293,7 +291,7 @@ class Agent implements A2AAgent, Shop {
     }
   }
 
-  /** Works with the caller's task of that id. @throws RpcError -32001 */
+  /** Uses the caller's task with that id. @throws an {@link RpcError} -32001 if there is none */
   async #useOwn<T>(id: string, from: string, run: (live: LiveTask) => Promise<T>): Promise<T> {
     const live = await this.#open(id);
     if (live?.record.owner === from && live.shown) return this.#use(live, run);
@@ -311,7 +309,7 @@ class Agent implements A2AAgent, Shop {
 
   // --- messages ------------------------------------------------------------------------------------------------
 
-  /** What a caller may send. */
+  /** Checks what a caller sent. */
   #checked(params: unknown, { meta }: CallContext, spelling: Spelling): Sent {
     const version = meta['A2A-Version'];
     if (spelling === V1 && typeof version === 'string' && !/^1\.0(\.|$)/.test(version)) {
@@ -328,7 +326,7 @@ class Agent implements A2AAgent, Shop {
       }
     }
     for (const { text, raw, url, mediaType } of message.parts) {
-      // The type of what is at a URL is not known unless the message names it.
+      // The type of a URL's content is unknown unless the message names it.
       const plain =
         text !== undefined ? 'text/plain' : raw !== undefined ? 'application/octet-stream' : 'application/json';
       const type = mediaType || (url === undefined && plain);
@@ -339,14 +337,14 @@ class Agent implements A2AAgent, Shop {
     return sent;
   }
 
-  /** Hands a message to its task, an old or a new one, and that to `run`, before any work on it begins. */
+  /** Gives a message to its task, existing or new, and calls `run` with the task before any work on it starts. */
   async #sent<T>(sent: Sent, context: CallContext, run: (live: LiveTask, isNew: boolean) => Promise<T>): Promise<T> {
     const { message, configuration = {} } = sent;
     const { from, rank } = context;
     if (rank !== NEVER) remember(this.#ranks, from, rank, MAX_RANKS);
     const accepts = configuration.acceptedOutputModes ?? [];
     const request = requestOf(context.id, message);
-    // The same request once more: it must not be begun twice.
+    // A repeated request must not start a second task.
     const known = request && (await this.store.find(from, request));
     const repeated = known && (await this.#open(known));
     if (repeated) return this.#use(repeated, (live) => run(live, false));
@@ -361,7 +359,7 @@ class Agent implements A2AAgent, Shop {
     }
     const contextId = message.contextId ?? `p-${toHex(this.#random(16))}`;
     if (message.contextId !== undefined && !(await this.#mayJoin(contextId, from))) {
-      throw badField('message.contextId', 'is no room that this agent serves');
+      throw badField('message.contextId', 'is not a room that this agent serves');
     }
     const timestamp = new Date(this.clock.now()).toISOString();
     const status = { state: 'TASK_STATE_SUBMITTED' as const, timestamp };
@@ -374,7 +372,7 @@ class Agent implements A2AAgent, Shop {
     return this.#use(live, () => run(live, true));
   }
 
-  /** An id that nobody has; with notes, one whose note is ours. */
+  /** A new id; with notes, one whose note is ours. */
   async #mint(): Promise<string> {
     for (;;) {
       const id = this.newId();
@@ -385,7 +383,7 @@ class Agent implements A2AAgent, Shop {
         return id;
       } catch (cause) {
         if (TechnocoreError.is(cause) && cause.code === 'conflict') continue;
-        // A task needs no note.
+        // A task works without a note.
         this.#warn(id, 'TASK_STATE_SUBMITTED', cause);
         return id;
       }
@@ -415,7 +413,7 @@ class Agent implements A2AAgent, Shop {
         await live.until(() => live.isSettled, wanted < 0 ? most : Math.min(wanted, most), stop.signal);
         release();
       } else if (isNew) {
-        // If the handler has its answer ready at once, callers that do not wait get it, too.
+        // If the handler answers immediately, even callers that do not wait get the answer.
         for (let step = 0; step < AT_ONCE && !live.isOver; step++) await undefined;
         await live.until(() => live.isOver || live.turns > turns, BEGIN_MS, context.signal);
       }
@@ -441,7 +439,7 @@ class Agent implements A2AAgent, Shop {
       this.#sent(sent, context, async (live, isNew) => {
         const watch = live.watch();
         if (isNew) this.#work(live);
-        // If the answer turns out to be a message alone, the task must not have been shown; so wait a little first.
+        // The answer may turn out to be a message alone, without a task, so wait a little before showing the task.
         void live.until(() => live.shown || live.isOver, UNSAID_MS, context.signal).then(() => live.show());
         await run(watch);
       }),
@@ -464,9 +462,9 @@ class Agent implements A2AAgent, Shop {
   }
 
   /**
-   * What a watch brings, the last of it as the answer.
+   * The items of a watch, the last one as the answer.
    *
-   * @param within finds the watch, and keeps its task in use until the promise that it is given resolves
+   * @param within finds the watch, passes it to `run`, and keeps its task in use until the promise of `run` resolves
    */
   async *#watched(
     context: CallContext,
@@ -477,7 +475,7 @@ class Agent implements A2AAgent, Shop {
     const { signal } = context;
     const displaced = new AbortController();
     const release = this.#streams.take(context, () => displaced.abort());
-    if (!release) throw new RpcError(1002, 'Busy: too many streams', { retryAfterMs: 10_000 });
+    if (!release) throw busy('too many streams', 10_000);
     const over = new AbortController();
     const ended = new Promise<void>((resolve) => over.signal.addEventListener('abort', () => resolve()));
     const leaving: (() => void)[] = [];
@@ -488,7 +486,7 @@ class Agent implements A2AAgent, Shop {
           return ended;
         }).catch(reject);
       });
-      const interrupted = new RpcError(1001, 'Interrupted: the stream ends here, and the task goes on');
+      const interrupted = new RpcError(INTERRUPTED, 'Interrupted: the stream ends here, and the task goes on');
       const end = (): void => watch.fail(interrupted);
       leaving.push(() => watch.leave());
       for (const stop of [signal, this.#closing.signal, displaced.signal]) {
@@ -536,7 +534,7 @@ class Agent implements A2AAgent, Shop {
       if (this.#live.get(task.id)?.shown === false) continue;
       found.push(task);
     }
-    // Reversed, they are mostly in order already.
+    // Once reversed, they are mostly sorted already.
     found.reverse().sort(byPlace);
     const place = pageToken ? placeIn(pageToken) : undefined;
     let next = place === undefined ? 0 : found.findIndex((task) => placeOf(task) < place);
@@ -561,17 +559,18 @@ class Agent implements A2AAgent, Shop {
  * the agent's `methods` to {@link serve}; together with others, as `new Map([...methods, ...agent.methods])`.
  *
  * @param handler works on a message: see {@link A2AHandler}
- * @param card what the agent offers, as for {@link a2aCard}; here `skills`, `defaultInputModes` and `capabilities` count
- * @param o where tasks are kept, how many messages are worked on at a time and so on
+ * @param card what the agent offers, as for {@link a2aCard}; only `skills`, `defaultInputModes` and `capabilities`
+ * matter
+ * @param o the store, limits and so on: see {@link A2AAgentOptions}
  * @throws a {@link TechnocoreError} `bad_card` if the card offers push notifications, which are impossible over rooms;
- * `bad_option` if it is not an object, or holds `store`, which is an option
+ * `bad_option` if it is not an object, or has a member `store`, which is an option
  * @example
  * ```ts
  * import { a2aAgent, a2aText, serve, Signer } from 'technocore-rpc';
  *
  * const agent = a2aAgent(
  *   async (message, task) => {
- *     if (!task.continued) return task.ask('In which colour?'); // ends this turn; the answer begins the next
+ *     if (!task.continued) return task.ask('In which colour?'); // ends this turn; the answer starts the next
  *     await task.update('working', 'mixing paint');
  *     await task.artifact({ name: 'poster', text: `${a2aText(task.history[0]!)}, in ${a2aText(message)}` });
  *   },

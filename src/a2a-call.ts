@@ -1,7 +1,7 @@
 /**
- * Calling A2A agents: sending messages, and getting, waiting for and watching tasks. A2A 1.0 is tried first; an agent
- * that does not know its methods is called by 0.3 from then on. Whatever the version, what is returned has the form of
- * 1.0, and has been checked.
+ * Calling A2A agents: sending messages, and getting, awaiting and watching tasks. A2A 1.0 is tried first; an agent that
+ * does not know its methods is called with 0.3 from then on. Whatever the version, results have the form of 1.0 and
+ * have been checked.
  *
  * @module
  */
@@ -31,8 +31,8 @@ import { call } from './call.ts';
 import type { Channel } from './channel.ts';
 import { following } from './clock.ts';
 import { converse } from './conversation.ts';
-import { type JsonObject, METHOD_NOT_FOUND, resultOf } from './dispatch.ts';
-import { checkNumbers, checkObject, checkText, type RpcError, TechnocoreError, Unavailable } from './errors.ts';
+import { BUSY, INTERRUPTED, isRpc, type JsonObject, METHOD_NOT_FOUND, resultOf } from './dispatch.ts';
+import { checkNumbers, checkObject, checkText, TechnocoreError, Unavailable } from './errors.ts';
 import { compact, isObject, type Json } from './frames.ts';
 import { meansOf, sharedOf, type Transport, transportOf } from './http.ts';
 import type { CallOptions } from './line.ts';
@@ -48,9 +48,9 @@ export interface A2ACallOptions extends CallOptions {
 export interface A2ASendOptions extends A2ACallOptions {
   /** The task that the message continues. Default: none, and the agent may create one. */
   taskId?: string | undefined;
-  /** The context to which the task is to belong. */
+  /** The context that the task should belong to. */
   contextId?: string | undefined;
-  /** Other tasks to which the message refers. */
+  /** Other tasks that the message refers to. */
   referenceTaskIds?: string[] | undefined;
   /** The id of the message. Default: a new one. */
   messageId?: string | undefined;
@@ -58,30 +58,31 @@ export interface A2ASendOptions extends A2ACallOptions {
   metadata?: JsonObject | undefined;
   /** The media types that the caller accepts. */
   acceptedOutputModes?: string[] | undefined;
-  /** The most messages of the task's history to be returned with it; default: none. */
+  /** How many messages of the task's history to return with it; default: none. */
   historyLength?: number | undefined;
-  /** Whether the agent is to return the task at once, instead of waiting for it; see {@link a2aWait}. Default false. */
+  /** Whether the agent should return the task at once instead of waiting for it; see {@link a2aWait}. Default false. */
   returnImmediately?: boolean | undefined;
 }
 
-/** The answer of an agent to a message: a task, or a message alone. */
+/** An agent's answer to a message: a task, or a message alone. */
 export type A2AAnswer = { task: A2ATaskView; message?: never } | { message: A2AMessage; task?: never };
 
 /** Options of {@link a2aList}. */
 export interface A2AListOptions extends A2ACallOptions {
-  /** Only tasks of this context. */
+  /** Only tasks in this context. */
   contextId?: string | undefined;
   /** Only tasks in this state. */
   status?: A2AState | undefined;
   /**
-   * The most tasks on a page, 1 to 100; default: the agent's choice. A page may have fewer, so that it fits into a frame.
+   * The maximum number of tasks on a page, 1 to 100; default: the agent's choice. A page may have fewer, so that it
+   * fits into a frame.
    */
   pageSize?: number | undefined;
-  /** The `nextPageToken` of the page before. Default: the first page. */
+  /** The `nextPageToken` of the previous page. Default: the first page. */
   pageToken?: string | undefined;
-  /** The most messages of each task's history; default: none. */
+  /** How many messages of each task's history to return; default: none. */
   historyLength?: number | undefined;
-  /** Only tasks whose status is from this time or later: ISO 8601. */
+  /** Only tasks whose status changed at this time or later: ISO 8601. */
   statusTimestampAfter?: string | undefined;
   /** Whether to include artifacts; default false. */
   includeArtifacts?: boolean | undefined;
@@ -89,19 +90,19 @@ export interface A2AListOptions extends A2ACallOptions {
 
 /** One page of tasks: what {@link a2aList} returns. */
 export interface A2APage {
-  /** The tasks, the one with the newest status first. */
+  /** The tasks, newest status first. */
   tasks: A2ATaskView[];
   /** The token of the next page; empty on the last page. */
   nextPageToken: string;
-  /** The most tasks on a page. */
+  /** The maximum number of tasks on a page. */
   pageSize: number;
-  /** How many tasks there are on all pages. */
+  /** The number of tasks on all pages. */
   totalSize: number;
 }
 
 /** Options of {@link a2aWait}. */
 export interface A2AWaitOptions extends A2ACallOptions {
-  /** The most messages of the task's history to be returned with it; default: none. */
+  /** How many messages of the task's history to return with it; default: none. */
   historyLength?: number | undefined;
   /** The first pause between two requests, in milliseconds; default 1,000. It grows by half each time. */
   pollMs?: number | undefined;
@@ -118,7 +119,7 @@ type Verb = 'send' | 'stream' | 'get' | 'cancel' | 'subscribe';
 interface Spelling {
   readonly methods: Record<Verb, string>;
   readonly message: (message: A2AMessage) => Json;
-  /** Whether to wait for the task, as its agents are told. */
+  /** The configuration that tells the agent whether to wait for the task. */
   blocking(isBlocking: boolean): JsonObject;
   readonly task: Check<A2ATaskView>;
   readonly item: Check<A2AItem>;
@@ -167,10 +168,7 @@ function nowOld(t: Transport, to: string | Channel): void {
   old.add(to);
 }
 
-const isRpc = (cause: unknown, code: number): boolean =>
-  TechnocoreError.is(cause) && cause.code === 'rpc' && (cause as RpcError).rpc.code === code;
-
-/** Calls an agent by the version that it knows. */
+/** Calls an agent with the version that it knows. */
 async function spoken<T>(to: string | Channel, o: A2ACallOptions, speak: (s: Spelling) => Promise<T>): Promise<T> {
   const t = transportOf(o);
   if (o.version === '0.3' || (o.version === undefined && isOld(t, to))) return speak(V03);
@@ -184,7 +182,7 @@ async function spoken<T>(to: string | Channel, o: A2ACallOptions, speak: (s: Spe
   }
 }
 
-/** The call options for a version. An id belongs to the request of one version; the other is another request. */
+/** The call options for a version. The requests of the two versions differ, so they need different ids. */
 function optionsOf(o: A2ACallOptions, spelling: Spelling): CallOptions {
   return spelling === V1 || o.id === undefined ? o : { ...o, id: `${o.id}.0.3` };
 }
@@ -222,16 +220,16 @@ const isSettled = ({ status: { state } }: A2ATaskView): boolean => isTerminal(st
 // --- calls -------------------------------------------------------------------------------------------------------
 
 /**
- * Sends a message to an A2A agent (`SendMessage`). Unless told otherwise, the agent answers when the task that comes of
- * it has ended or asks something, and at the latest shortly before `timeoutMs`, with the task as it then is.
+ * Sends a message to an A2A agent (`SendMessage`). By default, the agent answers when the resulting task has ended or
+ * asks something, or else shortly before `timeoutMs`, with the unfinished task.
  *
  * @param to the agent's mailbox, DID or {@link Channel}
  * @param said the message: a text, or parts
- * @param signer the caller's key, to which the task then belongs
+ * @param signer the caller's key, which will own the task
  * @param o `taskId` to continue a task; see {@link A2ASendOptions}
- * @returns the task, or a message alone; untrusted, like all that an agent sends
- * @throws an {@link RpcError} if the agent refuses: code -32001 for an unknown task, -32004 if the task has ended, -32005
- * for a media type that it does not take …
+ * @returns the task, or a message alone; untrusted, like everything that an agent sends
+ * @throws an {@link RpcError} if the agent refuses: code -32001 for an unknown task, -32004 if the task has ended,
+ * -32005 for a media type that it does not accept …
  * @throws a {@link TechnocoreError} `bad_response` if the answer is malformed
  * @throws what {@link call} throws
  * @example
@@ -263,12 +261,12 @@ export async function a2aSend(
 }
 
 /**
- * Gets a task as it is now (`GetTask`).
+ * Gets the current state of a task (`GetTask`).
  *
  * @param to the agent's mailbox, DID or {@link Channel}
  * @param taskId the id of the task
  * @param signer the key that created the task
- * @param o `historyLength`: the most messages of its history; default: none
+ * @param o `historyLength`: how many messages of its history to return; default: none
  * @throws an {@link RpcError} code -32001 if there is no such task, or it belongs to another key
  * @throws a {@link TechnocoreError} `bad_response` if the answer is malformed
  * @throws what {@link call} throws
@@ -283,14 +281,14 @@ export function a2aGet(
 }
 
 /**
- * Cancels a task (`CancelTask`). To cancel it again is no error.
+ * Cancels a task (`CancelTask`). Canceling it again is not an error.
  *
  * @param to the agent's mailbox, DID or {@link Channel}
  * @param taskId the id of the task
  * @param signer the key that created the task
  * @returns the canceled task
- * @throws an {@link RpcError} code -32001 if there is no such task, or it belongs to another key; -32002 if it has ended
- * otherwise
+ * @throws an {@link RpcError} code -32001 if there is no such task, or it belongs to another key; -32002 if it has
+ * ended in another way
  * @throws a {@link TechnocoreError} `bad_response` if the answer is malformed
  * @throws what {@link call} throws
  */
@@ -329,12 +327,12 @@ const isPage: Check<A2APage> = isShaped({
 });
 
 /**
- * Lists the caller's own tasks with an agent, one page at a time (`ListTasks`). A2A 0.3 has no such method.
+ * Lists the caller's own tasks at an agent, one page at a time (`ListTasks`). A2A 0.3 has no such method.
  *
  * @param to the agent's mailbox, DID or {@link Channel}
  * @param signer the key that created the tasks
  * @param o which tasks, and which page: see {@link A2AListOptions}
- * @throws an {@link RpcError} code -32601 if the agent knows A2A 0.3 only
+ * @throws an {@link RpcError} code -32601 if the agent only knows A2A 0.3
  * @throws a {@link TechnocoreError} `bad_response` if the answer is malformed
  * @throws what {@link call} throws
  */
@@ -345,22 +343,21 @@ export async function a2aList(to: string | Channel, signer: Signer, o: A2AListOp
   return answered(isPage, await call(to, 'ListTasks', compact(params), signer, o));
 }
 
-/** The failures of a call after which the next one may succeed. */
+/** The failures that may be transient. */
 const PASSING = new Set(['call_timeout', 'ring_gap', 'unavailable', 'rate_limited', 'may_have_landed']);
 const isPassing = (cause: unknown): boolean => TechnocoreError.is(cause) && (PASSING.has(cause.code) || isBusy(cause));
 /** True if the server has too much to do, or is stopping. */
-const isBusy = (cause: unknown): boolean => isRpc(cause, 1002) || isRpc(cause, 1001);
+const isBusy = (cause: unknown): boolean => isRpc(cause, BUSY) || isRpc(cause, INTERRUPTED);
 
 /**
- * Waits until a task has ended or waits for the caller, by getting it again and again. Failures that may pass are
- * retried.
+ * Polls a task until it has ended or waits for the caller. Transient failures are retried.
  *
  * @param to the agent's mailbox, DID or {@link Channel}
  * @param taskId the id of the task
  * @param signer the key that created the task
- * @param o how often to ask, and how long to wait: see {@link A2AWaitOptions}
- * @returns the task as it then is; after `waitMs`, as it is by then
- * @throws what {@link a2aGet} throws; failures that may pass, only if they last until `waitMs` is over
+ * @param o how often to poll, and how long to wait: see {@link A2AWaitOptions}
+ * @returns the task; the unfinished task if `waitMs` has passed
+ * @throws what {@link a2aGet} throws; transient failures only if they last until `waitMs` is over
  * @throws the signal's reason when it aborts
  */
 export async function a2aWait(
@@ -386,22 +383,21 @@ export async function a2aWait(
   }
 }
 
-/** How long an agent may be silent before it is asked again, ms. */
+/** How long an agent may be silent before the stream is reopened, ms. */
 const SILENCE_MS = 120_000;
-/** How many streams in a row may bring nothing before the failure of the last one is thrown. */
+/** How many streams in a row may yield nothing before the last one's failure is thrown. */
 const MAX_SILENT = 3;
 
 /**
- * Sends a message to an A2A agent and yields what comes of it as it comes (`SendStreamingMessage`): either a message
- * alone; or the task, then its states and artifacts. The stream ends with a state in which the task has ended or waits
- * for the caller.
+ * Sends a message to an A2A agent and yields the results as they arrive (`SendStreamingMessage`): either a message
+ * alone; or the task, then its states and artifacts. The stream ends when the task has ended or waits for the caller.
  *
- * If messages are lost, after two minutes of silence, or if more than 256 items wait to be read, the agent is asked
- * again, and the whole task is yielded as it is by then. `timeoutMs` is how long the first item may take after each
- * request; the fourth request in a row without any item throws. Leaving the loop ends the stream.
+ * If messages are lost, after two minutes of silence, or if more than 256 items are waiting to be read, the stream is
+ * reopened, and the whole current task is yielded. `timeoutMs` is how long the first item may take after each request;
+ * the fourth request in a row without an item throws. Leaving the loop ends the stream.
  *
  * @param to the agent's mailbox, DID or {@link Channel}
- * @param what the message (a text, or parts), or `{ taskId }` to watch a task that is being worked on (`SubscribeToTask`)
+ * @param what the message (a text, or parts), or `{ taskId }` to watch a running task (`SubscribeToTask`)
  * @param signer the caller's key
  * @param o as for {@link a2aSend}
  * @throws an {@link RpcError} as {@link a2aSend}; code -32004 also if the agent does not stream, or the task to watch has
@@ -442,7 +438,7 @@ export async function* a2aStream(
         yield { task: await a2aWait(to, taskId!, signer, again) };
         return;
       }
-      // Without its id, we cannot ask for a task that our message may have created.
+      // Without its id, we cannot subscribe to a task that our message may have created.
       if (o.signal?.aborted || taskId === undefined || !isPassing(cause) || ++silent > MAX_SILENT) throw cause;
       if (!isBusy(cause)) continue;
       await meansOf(o).clock.sleep(1000 * silent, o.signal);

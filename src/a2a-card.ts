@@ -1,7 +1,7 @@
 /**
- * A2A agent cards: what an agent is called, what it can do and how it is reached. A card belongs at
- * `/.well-known/agent-card.json` of the agent's own origin; an agent without an origin puts a signed one into a note. The
- * room service's own `/.well-known/agent.json` is its manifest, not a card.
+ * A2A agent cards: an agent's name, what it can do and how to reach it. A card belongs at
+ * `/.well-known/agent-card.json` on the agent's own origin; an agent without an origin publishes a signed one in a
+ * note. The room service's own `/.well-known/agent.json` is its manifest, not a card.
  *
  * @module
  */
@@ -17,8 +17,7 @@ import { checkSigner, PATIENCE_MS } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
 /**
- * The name that a card gives to the binding of A2A used here, JSON-RPC frames in rooms. It changes if the binding ever
- * does.
+ * The name used in cards for this A2A binding, JSON-RPC frames in rooms. It changes if the binding ever does.
  */
 export const A2A_BINDING = 'urn:technocore-rpc:a2a-over-rooms:1';
 
@@ -26,15 +25,15 @@ export const A2A_BINDING = 'urn:technocore-rpc:a2a-over-rooms:1';
 export type A2ASkill = {
   /** An id, unique among the agent's skills. */
   id: string;
-  /** A name for people. */
+  /** A display name. */
   name: string;
   /** What it does. */
   description: string;
   /** Keywords; at least one. */
   tags: string[];
-  /** Messages that use it. */
+  /** Example messages. */
   examples?: string[];
-  /** The media types that it takes, if they differ from the agent's. */
+  /** The media types that it accepts, if they differ from the agent's. */
   inputModes?: string[];
   /** The media types that it returns, if they differ from the agent's. */
   outputModes?: string[];
@@ -44,30 +43,30 @@ export type A2ASkill = {
 export type A2ACapabilities = {
   /** Whether it streams: see {@link a2aStream}. */
   streaming?: boolean;
-  /** Whether it calls back. Impossible over rooms. */
+  /** Whether it sends push notifications. Impossible over rooms. */
   pushNotifications?: boolean;
-  /** Whether it has another card for callers who ask for it. */
+  /** Whether it has an extended card for callers that request it. */
   extendedAgentCard?: boolean;
   /** The extensions that it supports. */
   extensions?: { uri: string; description?: string; required?: boolean; params?: JsonObject }[];
 };
 
-/** A way in which an agent is reached (A2A AgentInterface). For a mailbox, `protocolBinding` is {@link A2A_BINDING}. */
+/** A way to reach an agent (A2A AgentInterface). For a mailbox, `protocolBinding` is {@link A2A_BINDING}. */
 export type A2AInterface = { url: string; protocolBinding: string; protocolVersion: string; tenant?: string };
 
-/** An agent's card in the form of A2A 1.0 (AgentCard). Members that are not named here are kept. */
+/** An agent's card in the form of A2A 1.0 (AgentCard). Other members are kept. */
 export type A2ACard = {
   /** The name of the agent. */
   name: string;
   /** What it does. */
   description: string;
-  /** Its version, in any form. */
+  /** Its version, in any format. */
   version: string;
-  /** How it is reached; at least one way, the preferred one first. */
+  /** How to reach it; at least one way, the preferred one first. */
   supportedInterfaces: A2AInterface[];
   /** The optional parts of A2A that it supports. */
   capabilities: A2ACapabilities;
-  /** The media types that it takes; at least one. */
+  /** The media types that it accepts; at least one. */
   defaultInputModes: string[];
   /** The media types that it returns; at least one. */
   defaultOutputModes: string[];
@@ -75,29 +74,29 @@ export type A2ACard = {
   skills: A2ASkill[];
   /** Signatures (JWS) of the card: see {@link a2aSignCard}. */
   signatures?: { protected: string; signature: string }[];
-  /** Who offers it. */
+  /** Who provides it. */
   provider?: { organization: string; url: string };
-  /** Where it is documented. */
+  /** The URL of its documentation. */
   documentationUrl?: string;
-  /** Where its icon is. */
+  /** The URL of its icon. */
   iconUrl?: string;
   /** How callers can authenticate over HTTP. */
   securitySchemes?: JsonObject;
-  /** Which of these they must use. */
+  /** Which of these schemes they must use. */
   securityRequirements?: JsonObject[];
 };
 
-/** What {@link a2aCard} makes a card from. Whatever else a card needs is filled in. */
+/** The input of {@link a2aCard}. Whatever else a card needs is filled in. */
 export type A2ACardInfo = Omit<Partial<A2ACard>, 'skills'> & {
   /** The name of the agent. */
   name: string;
-  /** What it can do, by name at least. */
+  /** What it can do; each skill needs at least a name. */
   skills: (Partial<A2ASkill> & { name: string })[];
   /** The mailbox that the agent serves, on the service of the options. */
   mailbox?: string;
 };
 
-/** The media types of a card that names none. */
+/** The default media types of a card. */
 export const A2A_MODES: string[] = ['text/plain'];
 
 // --- checks ------------------------------------------------------------------------------------------------------
@@ -158,8 +157,8 @@ export function a2aCheckCard(value: unknown): A2ACard {
   if ((isObject(limits) && 'message_chars' in limits) || (isObject(conventions) && 'room_classes' in conventions)) {
     throw new TechnocoreError(
       'bad_card',
-      'this is the manifest of a room service, which says what the service enforces, and no agent card: a card is at ' +
-        '/.well-known/agent-card.json of the origin of the agent itself, or in a note that its DID signed',
+      'this is the manifest of a room service, not an agent card: a card is at /.well-known/agent-card.json on the ' +
+        'origin of the agent itself, or in a note that its DID signed',
     );
   }
   if (card['supportedInterfaces'] !== undefined || card['protocolVersion'] === undefined) {
@@ -182,12 +181,12 @@ export function a2aCheckCard(value: unknown): A2ACard {
 // --- making ------------------------------------------------------------------------------------------------------
 
 /**
- * Makes a card of A2A 1.0. Where nothing is given, descriptions, ids and tags are taken from names, the agent takes and
- * returns plain text, and supports nothing that is optional.
+ * Makes a card in the form of A2A 1.0. By default, descriptions, ids and tags are taken from names, and the agent
+ * accepts and returns plain text and supports nothing optional.
  *
- * @param info the name, the skills, how the agent is reached (`mailbox` or `supportedInterfaces`), and anything else
+ * @param info the name, the skills, how to reach the agent (`mailbox` or `supportedInterfaces`), and any other members
  * @param o `base`: the service of the mailbox
- * @throws a {@link TechnocoreError} `bad_card` if it would not be a valid card; the message says why
+ * @throws a {@link TechnocoreError} `bad_card` if the result is not a valid card; the message says why
  * @throws a {@link BadName} if `mailbox` is not the name of a room
  * @example
  * ```ts
@@ -227,8 +226,8 @@ export function a2aCard(info: A2ACardInfo, o: Options = {}): A2ACard {
 }
 
 /**
- * Converts a card to the form of A2A 0.3. Security schemes, which 0.3 writes differently, and signatures, which are over
- * the form of 1.0, are left out.
+ * Converts a card to the form of A2A 0.3. Security schemes, which 0.3 writes differently, and signatures, which cover
+ * the form of 1.0, are omitted.
  *
  * @throws a {@link TechnocoreError} `bad_card` if it is not a valid card
  */
@@ -259,8 +258,8 @@ export function a2aCard03(card: A2ACard): JsonObject {
 // --- signing -----------------------------------------------------------------------------------------------------
 
 /**
- * What a signature covers: JSON with sorted members and without empty ones, so that it does not matter who left those
- * out.
+ * The text that a signature covers: JSON with sorted members and without empty ones, so that it does not matter whether
+ * those were omitted.
  */
 function canonical(value: unknown): string | undefined {
   if (value === null || value === '' || value === undefined) return undefined;
@@ -308,10 +307,10 @@ export function a2aVerifyCard(card: A2ACard, did: string): boolean {
   });
 }
 
-// --- where it is -------------------------------------------------------------------------------------------------
+// --- publishing and reading --------------------------------------------------------------------------------------
 
 /**
- * The address of the note into which {@link a2aPublishCard} writes the card of a DID.
+ * The address of the note where {@link a2aPublishCard} writes the card of a DID.
  *
  * @throws a {@link BadName} if it is not a DID
  */
@@ -321,8 +320,8 @@ export function a2aCardNote(did: string): NotePath {
 }
 
 /**
- * Signs a card and puts it into a note for the signer's DID, where {@link a2aReadCard} finds it: for agents without an
- * origin of their own. The service deletes the note after seven idle days, and anybody can overwrite it, so publish it
+ * Signs a card and publishes it in a note for the signer's DID, where {@link a2aReadCard} finds it: for agents without
+ * their own origin. The service deletes the note after seven idle days, and anybody can overwrite it, so publish it
  * from time to time.
  *
  * @returns the address of the note
@@ -348,19 +347,19 @@ export async function a2aPublishCard(card: A2ACard, signer: Signer, o: Options =
   return path;
 }
 
-/** The most bytes of a card that is read. */
+/** The maximum size of a card, bytes. */
 const MAX_BYTES = 1 << 20;
 const PATHS = ['/.well-known/agent-card.json', '/.well-known/agent.json'];
 
 /**
  * Reads the card of an agent.
  *
- * @param from a `did:key` (the card is in the DID's note), an origin such as `https://agent.example` (it is at the
- * well-known address), or the URL of the card
- * @returns the card; undefined if there is none. If `from` is a DID, it has signed the card. What the card claims is
+ * @param from a `did:key` (the card is in the DID's note), an origin such as `https://agent.example` (the card is at
+ * the well-known address), or the URL of the card
+ * @returns the card; undefined if there is none. If `from` is a DID, it has signed the card. The card's claims are
  * untrusted
- * @throws a {@link TechnocoreError} `bad_card` if what is there is not a valid card, or not signed by the DID, or is the
- * manifest of a room service
+ * @throws a {@link TechnocoreError} `bad_card` if the card is invalid, not signed by the DID, or the manifest of a room
+ * service
  * @throws a {@link BadName} if `from` is neither a DID nor an address
  * @throws an {@link HttpError} or {@link Unavailable} if it could not be read
  */
@@ -371,7 +370,7 @@ export async function a2aReadCard(from: string, o: Options = {}): Promise<A2ACar
     if (value === undefined) return undefined;
     const card = a2aCheckCard(decode(value));
     if (a2aVerifyCard(card, from)) return card;
-    throw new TechnocoreError('bad_card', `the card in the note of ${from} has no good signature of that DID`);
+    throw new TechnocoreError('bad_card', `the card in the note of ${from} has no valid signature by that DID`);
   }
   const { pathname } = new URL(transportTo(from, o, 'a DID, or the URL of a card or of its host').base);
   const paths = pathname === '/' ? PATHS : [''];

@@ -1,10 +1,10 @@
 /**
- * Notes that hold the states of tasks, by which workers that do not know each other never advance a task twice. Rules:
- * technocore.chat's interoperation document (A2A).
+ * Notes that hold the states of tasks, so that independent workers never advance a task twice. Rules: technocore.chat's
+ * interoperation document (A2A).
  *
- * Such a note is a lock between honest workers, not a record: anybody who knows the id of a task can write its note, and
- * the service deletes a note after seven idle days. Nor does it fence anybody off: a worker that was taken for dead can
- * come back and write. So a worker first takes a lease ({@link a2aClaim}), in a note of its own, and renews it before
+ * Such a note is a lock between honest workers, not a record: anybody who knows the id of a task can write its note,
+ * and the service deletes a note after seven idle days. Nor is it a fence: a worker that was presumed dead can come
+ * back and write. So a worker first takes a lease ({@link a2aClaim}), which is a separate note, and renews it before
  * each write that counts.
  *
  * @module
@@ -23,7 +23,7 @@ import { getNote, listNotes, type SetOptions, setNote } from './notes.ts';
 /** Options of all functions that read or write task notes. */
 export interface A2ANoteOptions extends Options {
   /**
-   * The beginning of the notes' namespaces. Default `a2a-task`, by which other implementations find them. With a private
+   * The prefix of the notes' namespaces. Default `a2a-task`, where other implementations look for them. With a private
    * one (`p-` and something that cannot be guessed), only those who know it can find them.
    */
   noteBase?: string | undefined;
@@ -36,7 +36,7 @@ const LEASES = 'a2a-lease';
  * The address of a task's state note: derived from the first 16 hex digits of the SHA-256 of the id. All agents of a
  * service share these notes, so the id must be one that nobody else uses or guesses, such as a UUID.
  *
- * @param taskId the id of the task; hashed as it is
+ * @param taskId the id of the task; hashed unchanged
  * @param noteBase as in {@link A2ANoteOptions.noteBase}
  * @throws a {@link BadName} if the id is empty
  */
@@ -63,17 +63,17 @@ export async function a2aCreate(taskId: string, o: A2ANoteOptions = {}): Promise
 }
 
 /**
- * Moves the note of a task from one state to another, by compare-and-set: of several workers that try at the same time,
- * one succeeds. Notes are written in the spelling of A2A 1.0. If `from` is given in the spelling of 0.3 (`working`), it
- * matches a note in either spelling, which keeps its own; in that of 1.0 (`TASK_STATE_WORKING`), it matches only the
- * same.
+ * Moves the note of a task from one state to another by compare-and-set: of several workers that try at the same time,
+ * one succeeds. Notes are written in the spelling of A2A 1.0. A `from` in the spelling of 0.3 (`working`) matches a
+ * note in either spelling, which keeps its own; one in that of 1.0 (`TASK_STATE_WORKING`) matches only the same
+ * spelling.
  *
  * @param taskId the id of the task
- * @param from the state in which it must be
- * @param to the state to which it goes
- * @throws a {@link BadState} if there is no such state, or no way from one to the other; nothing was sent
- * @throws a {@link Conflict} if the note holds another state: `actual` is its value; undefined if there is no note (any
- * more)
+ * @param from the state that it must be in
+ * @param to the new state
+ * @throws a {@link BadState} if there is no such state or transition; nothing was sent
+ * @throws a {@link Conflict} if the note holds another state: `actual` is its value, or undefined if the note does not
+ * exist (any more)
  * @throws what {@link setNote} throws
  */
 export async function a2aAdvance(taskId: string, from: string, to: string, o: A2ANoteOptions = {}): Promise<void> {
@@ -104,8 +104,8 @@ export async function a2aGetState(taskId: string, o: A2ANoteOptions = {}): Promi
 }
 
 /**
- * Keeps the note of a task from being deleted after seven idle days: writes its value once more, unless somebody changes
- * it meanwhile.
+ * Keeps the note of a task from being deleted after seven idle days: rewrites its value, unless somebody changes it
+ * meanwhile.
  *
  * @returns false if there is no note
  * @throws a {@link BadName} if the id is empty; what {@link getNote} and {@link setNote} throw
@@ -115,7 +115,7 @@ export async function a2aKeep(taskId: string, o: A2ANoteOptions = {}): Promise<b
   const value = await getNote(path.ns, path.key, o);
   if (value === undefined) return false;
   await put(path, value, { ...o, if: value }).catch((cause) => {
-    // Somebody else's write keeps the note as well.
+    // Somebody else's write keeps the note alive, too.
     if (!TechnocoreError.is(cause) || (cause.code !== 'conflict' && cause.code !== 'may_have_landed')) throw cause;
   });
   return true;
@@ -123,7 +123,7 @@ export async function a2aKeep(taskId: string, o: A2ANoteOptions = {}): Promise<b
 
 /**
  * Finds out which of the given tasks still have notes. Costs one read for each of their namespaces, of which there are
- * 256. Tasks that are not known cannot be found this way, since a namespace lists keys and not ids.
+ * 256. Unknown tasks cannot be found this way, since a namespace lists keys and not ids.
  *
  * @param taskIds the ids of the tasks
  * @returns the ids of those that have a note
@@ -145,43 +145,43 @@ export async function a2aFindNotes(taskIds: Iterable<string>, o: A2ANoteOptions 
 /** Options of {@link a2aClaim}. */
 export interface A2AClaimOptions extends A2ANoteOptions {
   /**
-   * How long the lease is valid without being renewed, in milliseconds, 1,000 to 3,600,000; default 60,000. Only then can
-   * another worker take over the task.
+   * How long the lease is valid without renewal, in milliseconds, 1,000 to 3,600,000; default 60,000. Only after that
+   * can another worker take over the task.
    */
   leaseMs?: number | undefined;
 }
 
 const LEASE_MS = 60_000;
-/** The value of a lease: the attempt, how often it was renewed, and for how long it is valid, ms. */
+/** The value of a lease: the attempt, how often it was renewed, and how long it is valid, ms. */
 const LEASE = /^([\w-]{22}) \d+ (\d{4,7})$/;
-/** The beginning of the value of a lease that was released. */
+/** The beginning of the value of a released lease. */
 const FREE = 'free';
-/** How long the state note may be idle before it is written again, ms: the service deletes it after seven days. */
+/** How long the state note may be idle before it is rewritten, ms: the service deletes it after seven days. */
 const KEEP_MS = 86_400_000;
 
 /** The right to work on a task, until `signal` aborts: what {@link a2aClaim} returns. */
 export interface A2ALease {
   /** The id of the task. */
   readonly taskId: string;
-  /** A unique name of this attempt: 22 characters of base64url. */
+  /** A unique name for this attempt: 22 characters of base64url. */
   readonly attempt: string;
   /** Aborts when the lease is lost: another worker took over the task, or the lease could not be renewed in time. */
   readonly signal: AbortSignal;
   /**
-   * Moves the task as {@link a2aAdvance} does, if the lease still holds. It is renewed first, so that a worker that was
-   * suspended finds out before it writes, and nobody takes over meanwhile.
+   * Moves the task as {@link a2aAdvance} does, if the lease still holds. The lease is renewed first, so that a
+   * suspended worker finds out before it writes, and nobody takes over meanwhile.
    *
    * @throws a {@link Conflict} if another worker has the lease, or the task is in another state; `actual` is the note's
    * value
-   * @throws a {@link TechnocoreError} `task_expired` if the note of the task is gone; `lease_lost` if the lease could not
-   * be renewed in time; `lease_over` if it was released
+   * @throws a {@link TechnocoreError} `task_expired` if the note of the task is gone; `lease_lost` if the lease could
+   * not be renewed in time; `lease_over` if it was released
    * @throws what {@link a2aAdvance} throws
    */
   advance(from: string, to: string): Promise<void>;
   /**
-   * Renews the lease, which also happens by itself every third of `leaseMs`.
+   * Renews the lease, which also happens automatically every third of `leaseMs`.
    *
-   * @throws as {@link A2ALease.advance}
+   * @throws what {@link A2ALease.advance} throws
    */
   renew(): Promise<void>;
   /** Releases the lease, so that another worker can take it at once. */
@@ -199,7 +199,7 @@ class Lease implements A2ALease {
   readonly #over = new AbortController();
   #value = '';
   #count = 0;
-  /** Ends the timer that runs out with the lease. */
+  /** Cancels the timer that expires with the lease. */
   #timer: AbortController | undefined;
   #last: Promise<unknown> = Promise.resolve();
   /** When the state note was last written, as far as we know. */
@@ -222,14 +222,14 @@ class Lease implements A2ALease {
     return this.#lost.signal;
   }
 
-  /** Takes the lease if it is free, or was not renewed within its duration. */
+  /** Takes the lease if it is free, or if it is not renewed within its duration. */
   async take(signal: AbortSignal | undefined): Promise<void> {
     const o = { ...this.#o, ...(signal && { signal }) };
     const { ns, key } = this.#path;
     let seen = await getNote(ns, key, o);
     const [, attempt, ms] = LEASE.exec(seen ?? '') ?? [];
     if (attempt !== undefined) {
-      // Watched by our own clock: those of two machines need not agree.
+      // Watched by our own clock, since those of two machines need not agree.
       for (let part = 0; part < 4; part++) {
         await this.#clock.sleep(Number(ms) / 4, signal);
         const now = await getNote(ns, key, o);
@@ -245,7 +245,7 @@ class Lease implements A2ALease {
     void this.#keep();
   }
 
-  /** Replaces the expected value. @throws Conflict if there is another one */
+  /** Replaces the expected value. @throws a {@link Conflict} if the note has another value */
   async #write(expected: string | undefined, o: Options, value?: string): Promise<void> {
     const next = value ?? `${this.attempt} ${++this.#count} ${this.#leaseMs}`;
     const begun = this.#clock.now();
@@ -263,10 +263,10 @@ class Lease implements A2ALease {
     if (!this.#over.signal.aborted) this.#timer = this.#runOut(begun);
   }
 
-  /** Loses the lease if it is not renewed in time. Counted by sleeping, since a clock may be set back. */
+  /** Loses the lease if it is not renewed in time. Measured by sleeping, since a clock may be set back. */
   #runOut(begun: number): AbortController {
     const timer = new AbortController();
-    // Counted from before the write: others count from after it.
+    // Measured from before the write: others measure from after it.
     const left = this.#leaseMs - Math.max(this.#clock.now() - begun, 0);
     this.#clock.sleep(left, timer.signal).then(
       () => this.#lose(new TechnocoreError('lease_lost', 'the lease could not be renewed in time')),
@@ -278,7 +278,7 @@ class Lease implements A2ALease {
   renew(): Promise<void> {
     const renewed = this.#last.then(async () => {
       this.#lost.signal.throwIfAborted();
-      if (this.#over.signal.aborted) throw new TechnocoreError('lease_over', 'the lease was given back');
+      if (this.#over.signal.aborted) throw new TechnocoreError('lease_over', 'the lease was released');
       try {
         await this.#write(this.#value, { ...this.#o, signal: this.#lost.signal });
       } catch (cause) {
@@ -312,7 +312,7 @@ class Lease implements A2ALease {
         await a2aKeep(this.taskId, this.#o).catch(() => {});
       }
     } catch {
-      // Over.
+      // The lease has ended.
     }
   }
 
@@ -326,7 +326,7 @@ class Lease implements A2ALease {
       if (code === 'conflict' && (cause as Conflict).actual === undefined) {
         throw new TechnocoreError(
           'task_expired',
-          `the note of task ${this.taskId} is gone: it lay idle for too long`,
+          `the note of task ${this.taskId} is gone: it was idle for too long`,
           cause,
         );
       }
@@ -340,7 +340,7 @@ class Lease implements A2ALease {
     this.#end();
     await this.#last;
     if (this.#lost.signal.aborted) return;
-    // A value of its own, so that a late write of ours cannot make the lease look taken.
+    // A distinct value, so that a late write of ours cannot make the lease look taken.
     await this.#write(this.#value, this.#o, `${FREE} ${this.attempt}`).catch((cause) => {
       if (!TechnocoreError.is(cause) || cause.code !== 'conflict') throw cause;
     });
@@ -348,9 +348,9 @@ class Lease implements A2ALease {
 }
 
 /**
- * Takes a lease: the right to work on a task that several workers share through notes. A lease that another worker holds
- * is watched for its whole duration, and taken over if it is not renewed meanwhile; the clocks of the workers need not
- * agree. The lease is renewed by itself until it is released.
+ * Takes a lease: the right to work on a task that several workers share through notes. A lease that another worker
+ * holds is watched for its whole duration, and taken over if it is not renewed meanwhile; the clocks of the workers
+ * need not agree. The lease is renewed automatically until it is released.
  *
  * @param taskId the id of the task
  * @throws a {@link Conflict} if another worker holds the lease and renews it; `actual` is the value of the lease's note
@@ -381,10 +381,10 @@ export async function a2aClaim(taskId: string, o: A2AClaimOptions = {}): Promise
 
 const KNOWN = {};
 const MAX_KNOWN = 10_000;
-/** The most tasks that one list reads. */
+/** The maximum number of tasks that one list reads. */
 const MAX_LISTED = 100;
 
-/** The tasks seen by this process, the newest last, with the contexts of those created here: notes hold states only. */
+/** The tasks seen by this process, newest last, with the contexts of those created here: notes hold only states. */
 const knownOf = (o: Options): Map<string, string> => sharedOf(transportOf(o), KNOWN, () => new Map<string, string>());
 
 function textOf(params: unknown, ...names: string[]): string {
@@ -395,7 +395,7 @@ function textOf(params: unknown, ...names: string[]): string {
   throw badParams(`${names[0]} is missing`);
 }
 
-/** @param at when it came into the state, ms; undefined if that is not known */
+/** @param at when it entered the state, ms; undefined if unknown */
 function taskOf(id: string, state: string, o: Options, at?: number): Json {
   const known = knownOf(o);
   if (!known.has(id)) remember(known, id, '', MAX_KNOWN);
@@ -423,7 +423,7 @@ export const a2aHelpers: [string, Handler][] = [
     helper(async (params, o) => {
       const id = textOf(params, 'taskId');
       const contextId = textOf(params, 'contextId');
-      if (!isName(contextId)) throw badParams('contextId is the name of a room');
+      if (!isName(contextId)) throw badParams('contextId must be the name of a room');
       await a2aCreate(id, o);
       taskOf(id, 'submitted', o);
       knownOf(o).set(id, contextId);
@@ -436,7 +436,7 @@ export const a2aHelpers: [string, Handler][] = [
       const id = textOf(params, 'taskId', 'id');
       const task = await readTask(id, o);
       if (task) return task;
-      throw refusal('TASK_NOT_FOUND', knownOf(o).has(id) ? 'Task expired: its note lay idle for too long' : undefined);
+      throw refusal('TASK_NOT_FOUND', knownOf(o).has(id) ? 'Task expired: its note was idle for too long' : undefined);
     }),
   ],
   [

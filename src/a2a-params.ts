@@ -1,6 +1,6 @@
 /**
- * The params of requests to agents, in the forms of A2A 1.0 and 0.3, and how requests, media types and places in a list
- * are compared.
+ * The params of requests to agents in the forms of A2A 1.0 and 0.3, and the comparison of requests, media types and
+ * places in a list.
  *
  * @module
  */
@@ -30,10 +30,10 @@ import { sha256 } from './crypto.ts';
 import type { CallContext } from './dispatch.ts';
 import { encodeLong, type Json } from './frames.ts';
 
-/** How long the answer waits if the caller did not say, and a stream for a message alone, ms. */
+/** How long an answer waits if the caller does not say, and how long a stream waits for a direct answer, ms. */
 export const UNSAID_MS = 1000;
 
-/** A message as it was sent, checked. */
+/** The checked params of a request that sends a message. */
 export interface Sent {
   message: A2AMessage;
   configuration?: {
@@ -50,10 +50,10 @@ const isHistoryLength = isCount(0, 0x7fffffff);
 const MODES = { acceptedOutputModes: isList(isText), historyLength: isHistoryLength };
 const AROUND = { metadata: isMap, tenant: isAnyText };
 
-/** What differs for agents between the versions of A2A. */
+/** The differences between the versions of A2A, for agents. */
 export interface Spelling {
   readonly sent: Check<Sent>;
-  /** How long the answer to a message waits for its task, ms; -1 for as long as it may. */
+  /** How long the answer to a message should wait for its task, ms; -1 for as long as allowed. */
   waitMs(configuration: NonNullable<Sent['configuration']>): number;
   readonly task: (task: A2ATaskView) => Json;
   readonly item: (item: A2AItem) => Json;
@@ -97,7 +97,7 @@ interface Listed {
   includeArtifacts?: boolean;
 }
 
-/** The first value of the enumeration stands for none; ProtoJSON may write it or leave it out. */
+/** The first value of the enumeration means "not set"; ProtoJSON may write it or omit it. */
 const isStateOrNone: Check<A2AState | undefined> = (value, at) =>
   value === 'TASK_STATE_UNSPECIFIED' ? undefined : isState(value, at);
 
@@ -126,12 +126,12 @@ export const tokenOf = (task: A2ATaskView): string => toBase64url(utf8(placeOf(t
 export function placeIn(token: string): string {
   const bytes = fromBase64url(token);
   const place = bytes && fromUtf8(bytes);
-  if (!place || !/^\d{4}-[\d-]+T[\d:.]+Z ./.test(place)) throw badField('pageToken', 'is none that a list gave');
+  if (!place || !/^\d{4}-[\d-]+T[\d:.]+Z ./.test(place)) throw badField('pageToken', 'does not come from a list');
   return place;
 }
 
 /**
- * Whether a media type, or range of them, covers another. Parameters play no part; many cards say `text` for plain text.
+ * Whether a media type or range covers another type. Parameters are ignored; many cards say `text` for plain text.
  */
 export function covers(mode: string, type: string): boolean {
   const [range, one] = [mode === 'text' ? 'text/plain' : mode, type].map((text) =>
@@ -140,7 +140,7 @@ export function covers(mode: string, type: string): boolean {
   return range === one || range === '*/*' || (range!.endsWith('/*') && one!.startsWith(range!.slice(0, -1)));
 }
 
-/** The key of a request, which is the same when it is sent again. */
+/** A key for a request, which stays the same when the request is sent again. */
 export function requestOf(id: CallContext['id'], message: A2AMessage): string | undefined {
   if (id === undefined || id === null) return undefined;
   return toHex(sha256(utf8(encodeLong([id, message]))).subarray(0, 16));

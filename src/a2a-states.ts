@@ -1,6 +1,6 @@
 /**
- * The states of A2A tasks in the spellings of versions 1.0 and 0.3, the transitions between them, and the errors of A2A:
- * what is needed wherever there are tasks, with or without messages. Rules: A2A 1.0 and 0.3.
+ * The states of A2A tasks in the spellings of versions 1.0 and 0.3, the transitions between them, and A2A's errors:
+ * whatever is needed wherever there are tasks, with or without messages. Rules: A2A 1.0 and 0.3.
  *
  * @module
  */
@@ -9,8 +9,8 @@ import { BadState, RpcError } from './errors.ts';
 // --- states ------------------------------------------------------------------------------------------------------
 
 /**
- * The state of a task, as A2A 1.0 writes it. Completed, failed, canceled and rejected are terminal: they never change. In
- * input required and auth required, the agent waits for the caller.
+ * The state of a task, in the spelling of A2A 1.0. Completed, failed, canceled and rejected are terminal: they never
+ * change. In input required and auth required, the agent waits for the caller.
  */
 export type A2AState =
   | 'TASK_STATE_SUBMITTED'
@@ -34,7 +34,7 @@ export const isTerminal = (state: A2AState): boolean => TERMINAL.includes(state)
 /** True for a state in which the agent waits for the caller. */
 export const isInterrupted = (state: A2AState): boolean => INTERRUPTED.includes(state);
 
-/** A state as A2A 0.3 writes it: `working`, `input-required`. */
+/** A state in the spelling of A2A 0.3: `working`, `input-required`. */
 export const wordOf = (state: A2AState): string => state.slice(PREFIX.length).toLowerCase().replace('_', '-');
 
 /** The state that a text names, in either spelling; undefined if it names none. */
@@ -46,8 +46,8 @@ export function stateOf(text: unknown): A2AState | undefined {
 }
 
 /**
- * Checks a transition, given in either spelling: terminal states never change, and no task is submitted twice. All others
- * are allowed.
+ * Checks a transition, given in either spelling. Terminal states never change, and no task is submitted twice; all
+ * other transitions are allowed.
  *
  * @throws a {@link BadState} if there is no such state, or the transition is not allowed
  */
@@ -61,10 +61,10 @@ export function checkMove(from: string, to: string): { from: A2AState; to: A2ASt
 
 const INFO = 'type.googleapis.com/google.rpc.ErrorInfo';
 
-/** The errors of A2A in the order of their codes, from -32001 down, each with its default message. */
+/** A2A's errors in the order of their codes, from -32001 down, each with its default message. */
 const REASONS = {
   TASK_NOT_FOUND: 'Task not found',
-  TASK_NOT_CANCELABLE: 'Task cannot be canceled: it is over',
+  TASK_NOT_CANCELABLE: 'Task cannot be canceled: it has ended',
   PUSH_NOTIFICATION_NOT_SUPPORTED: 'Push notifications are not supported',
   UNSUPPORTED_OPERATION: 'This operation is not supported',
   CONTENT_TYPE_NOT_SUPPORTED: 'Incompatible content types',
@@ -74,7 +74,7 @@ const REASONS = {
   VERSION_NOT_SUPPORTED: 'This version is not supported',
 } as const;
 
-/** Makes an error of A2A. */
+/** Makes an A2A error. */
 export function refusal(reason: keyof typeof REASONS, message: string = REASONS[reason]): RpcError {
   const code = -32001 - Object.keys(REASONS).indexOf(reason);
   return new RpcError(code, message, [{ '@type': INFO, reason, domain: 'a2a-protocol.org' }]);

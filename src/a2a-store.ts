@@ -1,6 +1,6 @@
 /**
- * Where an agent keeps its tasks: in memory, or in a file that outlives the process. The store is what counts, whatever a
- * task's note says.
+ * Stores for an agent's tasks: in memory, or in a file that outlives the process. The store is authoritative, whatever
+ * a task's note says.
  *
  * @module
  */
@@ -8,20 +8,21 @@ import { isInterrupted, isTerminal, STATES } from './a2a-states.ts';
 import type { A2AStatus, A2ATaskView } from './a2a-types.ts';
 import type { Clock } from './clock.ts';
 import { systemClock } from './clock.ts';
-import { checkMembers, checkNumbers, checkText, RpcError } from './errors.ts';
+import { busy } from './dispatch.ts';
+import { checkMembers, checkNumbers, checkText } from './errors.ts';
 import type { Log } from './files.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { Journal, type Journaled } from './journal.ts';
 import { getOrMake } from './maps.ts';
 import { mostFor } from './turns.ts';
 
-/** A task as a store keeps it. Records are never changed: a changed task is a new record with the same id. */
+/** A stored task. Records are immutable: a changed task is a new record with the same id. */
 export interface A2ARecord {
-  /** The DID to which the task belongs. Nobody else learns that it exists. */
+  /** The DID that the task belongs to. Nobody else learns that it exists. */
   readonly owner: string;
   /** The whole task, with artifacts and history. */
   readonly task: A2ATaskView;
-  /** The requests from which it came, so that a request that is sent again finds its task instead of making another. */
+  /** The requests that led to it, so that a repeated request finds its task instead of creating another. */
   readonly requests: readonly string[];
 }
 
@@ -34,7 +35,7 @@ export interface A2AStore {
   /** Returns the tasks of an owner, in any order. */
   list(owner: string): Iterable<A2ARecord> | Promise<Iterable<A2ARecord>>;
   /**
-   * Keeps a record, in place of an earlier one of the same task. In a durable store it is durable once this resolves.
+   * Stores a record, replacing an earlier one of the same task. A durable store resolves once the record is durable.
    *
    * @param rank the {@link CallContext.rank} of the owner; default 0
    * @throws an {@link RpcError} 1002 if there is no room for it
@@ -42,26 +43,24 @@ export interface A2AStore {
   put(record: A2ARecord, rank?: number): void | Promise<void>;
   /** Removes a task. */
   remove(id: string): void | Promise<void>;
-  /** Releases what the store holds. Its owner calls it, after the agent has ended. */
+  /** Releases the store's resources. The store's owner calls it after the agent has ended. */
   close?(): void | Promise<void>;
 }
 
 /** Limits of a store. */
 export interface A2AStoreLimits {
   /**
-   * The most tasks; default 65,536. One key can have a quarter; all keys that were never answered, three quarters
-   * together. To make room for a new task, the oldest one that has ended is removed, or one that has waited for its
-   * caller for a day; if there is none, the new one is refused.
+   * The maximum number of tasks; default 65,536. One key can have a quarter; all keys that were never answered, three
+   * quarters together. To make room for a new task, the oldest one that has ended is removed, or one that has waited
+   * for its caller for a day; if there is none, the new task is refused.
    */
   tasks?: number | undefined;
-  /** The most characters of all tasks as JSON; default 67,108,864. One key can have a quarter. */
+  /** The maximum size of all tasks as JSON, in characters; default 67,108,864. One key can have a quarter. */
   chars?: number | undefined;
 }
 
 const LIMITS = ['tasks', 'chars'] as const;
 
-/** The error for too much to do, as of `serve`. */
-const BUSY = 1002;
 /** How long a task waits for its caller before it may be removed, ms. */
 const WAITS_MS = 86_400_000;
 
@@ -70,13 +69,13 @@ interface Held {
   readonly chars: number;
 }
 
-/** What one owner has: its tasks, the one that changed longest ago first. */
+/** The tasks of one owner, least recently changed first. */
 class Owned {
   readonly tasks = new Map<string, Held>();
   chars = 0;
 }
 
-/** The rules and limits, in memory. The file store replays its log through the same object. */
+/** The rules and limits, in memory. The file store replays its log into the same object. */
 class MemoryStore implements A2AStore {
   readonly #tasks: number;
   readonly #chars: number;
@@ -120,7 +119,7 @@ class MemoryStore implements A2AStore {
     const { owner, task, requests } = record;
     const old = this.#held(record);
     const owned = getOrMake(this.#owners, owner, () => new Owned());
-    // Deleted first if the state is new, so that the map is in the order of states.
+    // Deleted first if the status is new, so that the map stays in order of status changes.
     if (old && old.record.task.status !== task.status) owned.tasks.delete(task.id);
     owned.tasks.set(task.id, { record, chars });
     owned.chars += chars - (old?.chars ?? 0);
@@ -135,7 +134,7 @@ class MemoryStore implements A2AStore {
   }
 
   #makeRoom({ owner, task }: A2ARecord, chars: number, tasks: number, rank: number): void {
-    // A task that has ended can be removed at any time, so its end is stored in any case.
+    // A task that has ended can be removed at any time, so its end is always stored.
     if ((chars <= 0 || isTerminal(task.status.state)) && tasks === 0) return;
     const now = Date.parse(task.status.timestamp ?? '');
     for (;;) {
@@ -145,19 +144,18 @@ class MemoryStore implements A2AStore {
         this.#ownerOf.size + tasks > mostFor(rank, this.#tasks) || this.#total + chars > mostFor(rank, this.#chars);
       if (!isCrowded && !isFull) return;
       const victim = isCrowded ? this.#oldest(mine, task.id, now) : this.#oldestOfAll(task.id, now);
-      if (victim === undefined)
-        throw new RpcError(BUSY, 'Busy: there is no room for more tasks', { retryAfterMs: 60_000 });
+      if (victim === undefined) throw busy('there is no room for more tasks', 60_000);
       void this.remove(victim);
     }
   }
 
-  /** The task to be removed first; `except` is the one for which room is made. */
+  /** The task to remove first; `except` is the one that needs the room. */
   #oldest({ tasks }: Owned, except: string, now: number): string | undefined {
     for (const [id, { record }] of tasks) if (id !== except && mayGo(record.task.status, now)) return id;
     return undefined;
   }
 
-  /** A task of the key that has most, if one can be removed: so a flood displaces itself. */
+  /** A task of the key that has most, if one can be removed, so that a flood displaces itself. */
   #oldestOfAll(except: string, now: number): string | undefined {
     let most = new Owned();
     for (const owned of this.#owners.values()) if (owned.tasks.size > most.tasks.size) most = owned;
@@ -201,7 +199,7 @@ export function a2aMemoryStore(limits?: A2AStoreLimits): A2AStore {
 
 // --- in a file ---------------------------------------------------------------------------------------------------
 
-/** What the caller of a task reads whose agent died in the middle of it. */
+/** What the caller of a task reads if the agent died while working on it. */
 const INTERRUPTED = 'The agent was interrupted in the middle of this. Send a message to go on, or cancel the task.';
 
 class FileStore extends MemoryStore implements Journaled {
@@ -234,7 +232,7 @@ class FileStore extends MemoryStore implements Journaled {
       const history = [...(task.history ?? []), ...(message ? [message] : [])];
       const status = { state: 'TASK_STATE_INPUT_REQUIRED' as const, message: said, timestamp };
       const record = { ...rest, task: { ...task, status, history } };
-      // Not written: if the file is read again, it is recovered again.
+      // Not written now: if the file is read again, it is recovered again.
       store.keep(record);
       journal.add(lineOf(record));
     }
@@ -259,7 +257,7 @@ class FileStore extends MemoryStore implements Journaled {
     await this.#journal?.write(lineOf(record));
   }
 
-  // The line goes to disk together with the next one. If it is lost, the task is there again, and is removed again.
+  // The line goes to disk with the next one. If it is lost, the task reappears and is removed again.
   override remove(id: string): void {
     super.remove(id);
     this.#journal?.add(id);
@@ -275,7 +273,7 @@ const lineOf = ({ owner, task, requests }: A2ARecord): Json => ({ owner, task, r
 const isText = (value: unknown): boolean => typeof value === 'string';
 const isListOrNone = (value: unknown): boolean => value === undefined || Array.isArray(value);
 
-/** True for a record of the form that we write, as far as its members are used. */
+/** True for a record in the form that we write, as far as its members are used. */
 function isRecord(line: unknown): line is A2ARecord {
   const { owner, requests, task } = isObject(line) ? line : {};
   if (!isText(owner) || !Array.isArray(requests) || !requests.every(isText) || !isObject(task)) return false;
@@ -307,15 +305,14 @@ export async function loggedStore(
 
 /**
  * Opens a store of tasks in a file, for one agent at a time. After a restart the tasks are still there; those that were
- * running wait for their callers, with a message that says that they were interrupted. Close it after the agent has
- * ended.
+ * running wait for their callers, with a message that they were interrupted. Close it after the agent has ended.
  *
- * @param path the file; created if it does not exist, in a directory that does
+ * @param path the file; created if it does not exist, but its directory must
  * @param limits how much is kept: see {@link A2AStoreLimits}
- * @param clock the source of time; default: the machine's clock
+ * @param clock the source of time; default: the system clock
  * @throws a {@link TechnocoreError} `bad_store` if the file is damaged or something else, which is left unchanged;
  * `bad_option` if the limits have other members
- * @throws an {@link Unavailable} if another process has the file, or the file system refuses, or the platform has none
+ * @throws an {@link Unavailable} if another process has the file open, or if the file system refuses or is missing
  */
 export async function a2aFileStore(
   path: string,

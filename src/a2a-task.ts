@@ -1,10 +1,9 @@
 /**
- * One task while it is worked on: its messages are handled in turn, each change is stored before anybody sees it, and
+ * A task in progress: its messages are handled one after the other, each change is stored before anybody sees it, and
  * those who wait or watch are notified.
  *
  * @module
  */
-
 import { type A2AState, checkMove, isInterrupted, isTerminal, refusal, stateOf } from './a2a-states.ts';
 import type { A2ARecord, A2AStore } from './a2a-store.ts';
 import {
@@ -20,29 +19,29 @@ import {
   MAX_BEHIND,
 } from './a2a-types.ts';
 import { type Clock, later, onAbort } from './clock.ts';
-import type { JsonObject } from './dispatch.ts';
-import { BadState, RpcError, TechnocoreError } from './errors.ts';
+import { busy, type JsonObject } from './dispatch.ts';
+import { BadState, type RpcError, TechnocoreError } from './errors.ts';
 import { compact, isObject } from './frames.ts';
 import type { Workers } from './workers.ts';
 
-// --- what a handler is given -------------------------------------------------------------------------------------
+// --- for handlers ------------------------------------------------------------------------------------------------
 
-/** What an agent says in a message: a text, or parts. */
+/** The content of an agent's message: a text, or parts. */
 export type A2ASaid = string | A2APart[];
 
-/** An artifact, as a handler makes one. It has either `parts` or `text`. */
+/** An artifact made by a handler. It has either `parts` or `text`. */
 export interface A2AMade {
   /** The content. */
   parts?: A2APart[] | undefined;
-  /** The content, if it is one text. */
+  /** The content, if it is a single text. */
   text?: string | undefined;
-  /** A name for people. */
+  /** A display name. */
   name?: string | undefined;
   /** What it is. */
   description?: string | undefined;
-  /** The id. Default: a new one. With the id of an earlier artifact of the task, this one replaces it. */
+  /** The id. Default: a new one. An artifact with the id of an earlier one of the task replaces it. */
   artifactId?: string | undefined;
-  /** Whether to append the parts to the artifact of that id instead. */
+  /** Whether to append the parts to the artifact with that id instead. */
   append?: boolean | undefined;
   /** Whether nothing more will be appended. */
   lastChunk?: boolean | undefined;
@@ -51,26 +50,26 @@ export interface A2AMade {
 }
 
 /**
- * The task that a handler works on. Its methods resolve once the change is stored. They throw {@link BadState} if the
- * task or the handler's turn has ended or there is no way to the new state, {@link TechnocoreError} `bad_message` or
- * `bad_artifact` if what is published is malformed, and the signal's reason once that has aborted.
+ * The task that a handler works on. Its methods resolve once the change is stored. They throw a {@link BadState} if the
+ * task or the handler's turn has ended or the transition is not allowed, a {@link TechnocoreError} `bad_message` or
+ * `bad_artifact` if the content is malformed, and the signal's reason once it has aborted.
  */
 export interface A2ATask {
   /** The id of the task. */
   readonly id: string;
-  /** The context to which it belongs. */
+  /** The context that it belongs to. */
   readonly contextId: string;
   /** The caller's DID; `''` for a caller inside this process. */
   readonly from: string;
-  /** All messages of the task, the one in hand included. */
+  /** All messages of the task, including the current one. */
   readonly history: readonly A2AMessage[];
   /** The media types that the caller accepts; empty if it did not say. */
   readonly accepts: readonly string[];
   /** Aborts when the caller cancels the task, or the agent is closed. */
   readonly signal: AbortSignal;
-  /** Whether the message continues an earlier one: it answers a question, or adds to the work. */
+  /** Whether the message continues the task: it answers a question, or adds to the work. */
   readonly continued: boolean;
-  /** Publishes a state, in either spelling (`working`, `TASK_STATE_WORKING`), with a message if one is given. */
+  /** Publishes a state, in either spelling (`working`, `TASK_STATE_WORKING`), optionally with a message. */
   update(state: string, said?: A2ASaid): Promise<void>;
   /**
    * Publishes a result, or a part of one.
@@ -78,29 +77,29 @@ export interface A2ATask {
    * @returns the id of the artifact
    */
   artifact(made: A2AMade): Promise<string>;
-  /** Asks the caller for something. Return after it: the answer begins the next turn of the handler. */
+  /** Asks the caller for something. Return after that: the answer starts the handler's next turn. */
   ask(said: A2ASaid): Promise<void>;
   /** Rejects the task. */
   reject(said?: A2ASaid): Promise<void>;
 }
 
-/** What an {@link A2AHandler} may return: a text, a message of parts (with an id of its own, or a new one), or nothing. */
+/** What an {@link A2AHandler} may return: a text, a message of parts (with its own id or a new one), or nothing. */
 export type A2AReply =
   | string
   | { parts: A2APart[]; messageId?: string | undefined; metadata?: JsonObject | undefined }
   | undefined;
-/** What an {@link A2AHandler} that is a generator may yield: a message about its work, an artifact, or a state. */
+/** What a generator {@link A2AHandler} may yield: a message about its work, an artifact, or a state. */
 export type A2AYield = string | A2AMade | { state: string; said?: A2ASaid };
 
 /**
- * Works on one message to an agent. What it returns without having done anything with the task is a direct answer,
- * without a task. Otherwise, when it returns, the task is completed with what it returns as the last message, unless it
- * has ended already or waits for the caller, as after `ask`.
+ * Handles one message to an agent. If it returns a value without having used the task, that is a direct answer, without
+ * a task. Otherwise the task is completed when it returns, with the returned value as the last message, unless the task
+ * has already ended or is waiting for the caller, as after `ask`.
  *
- * If it throws, the task has failed. The caller gets the message of an {@link RpcError}, and no detail of any other
- * error. An `RpcError` thrown before anything else was done is itself the answer, without a task.
+ * If it throws, the task fails. The caller gets the message of an {@link RpcError}, but no details of any other error.
+ * An `RpcError` thrown before anything else was done is itself the answer, without a task.
  *
- * As an async generator it may yield: a text is the state working with that message, an object an artifact or a state.
+ * An async generator may yield a text, which is the state `working` with that message, or an artifact or a state.
  */
 export type A2AHandler = (
   message: A2AMessage,
@@ -110,11 +109,11 @@ export type A2AHandler = (
 
 // --- the task ----------------------------------------------------------------------------------------------------
 
-/** The most messages of a task that are remembered. */
+/** How many messages of a task are remembered. */
 const MAX_HISTORY = 256;
-/** The most messages of a task that wait for their turn. */
+/** How many messages of a task can wait for their turn. */
 const MAX_WAITING = 16;
-/** The most requests of a task that are remembered. */
+/** How many requests of a task are remembered. */
 const MAX_REQUESTS = 32;
 
 /** What all tasks of an agent share. */
@@ -128,7 +127,7 @@ export interface Shop {
   rank(key: string): number;
   /** Called when a handler or the store has failed. */
   onError(error: unknown, taskId: string): void;
-  /** Called when a task has changed its state, and that is stored. */
+  /** Called when a task's new state has been stored. */
   onMove(id: string, from: A2AState, to: A2AState): void;
 }
 
@@ -138,29 +137,30 @@ interface Waiting {
   readonly continued: boolean;
 }
 
-/** A message from the agent's side. */
+/** A message from the agent. */
 function messageOf(said: A2ASaid | { parts: A2APart[] }, id: string, metadata?: JsonObject): A2AMessage {
   const parts = typeof said === 'string' ? [{ text: said }] : Array.isArray(said) ? said : said.parts;
   const checked = checkValue(isList(isPart, 1), parts, 'parts', 'bad_message');
   return compact({ messageId: id, role: 'ROLE_AGENT' as const, parts: checked, metadata }) as A2AMessage;
 }
 
-/** The history of a task, with its present message, before it gets another one. */
+/** The history of a task including the message of its current status, which is about to be replaced. */
 function heard({ history = [], status }: A2ATaskView): A2AMessage[] {
   return status.message ? [...history, status.message].slice(-MAX_HISTORY) : history;
 }
 
+/** A task that is being worked on. */
 export class LiveTask {
   readonly shop: Shop;
   readonly abort: AbortController = new AbortController();
   record: A2ARecord;
-  /** Whether the caller may have seen the task. If not, a message alone can still be the answer. */
+  /** Whether the caller may have seen the task. If not, the answer can still be a message alone. */
   shown: boolean;
   /** Set if the request is answered without a task after all. */
   outcome: { message: A2AMessage; error?: never } | { error: RpcError; message?: never } | undefined;
-  /** How many calls use it. */
+  /** The number of calls that use it. */
   users = 0;
-  /** How many turns were begun. */
+  /** The number of turns that have started. */
   turns = 0;
   readonly #queue: Waiting[] = [];
   #working = false;
@@ -195,11 +195,11 @@ export class LiveTask {
   // --- changes -------------------------------------------------------------------------------------------------
 
   /**
-   * Changes the task. Changes are made one after the other; those who watch are notified once each is stored.
+   * Changes the task. Changes are made one after the other; watchers are notified once a change is stored.
    *
    * @param next makes the changed task; if it throws, nothing is changed
-   * @param o `event`: what is told beside a new status; `show`: whether the caller learns of the task by it, default
-   * true; `request`: to remember; `after`: what goes with it, once it is stored
+   * @param o `event`: an item for watchers in addition to a new status; `show`: whether the change shows the task to
+   * the caller, default true; `request`: a request to remember; `after`: called once the change is stored
    */
   change(
     next: (task: A2ATaskView) => A2ATaskView,
@@ -228,14 +228,14 @@ export class LiveTask {
     return new BadState(this.state, this.state, 'the task is over');
   }
 
-  /** The task in another state. @throws a {@link BadState} if there is no way to it */
+  /** The task in another state. @throws a {@link BadState} if the transition is not allowed */
   #moved(task: A2ATaskView, state: A2AState, message?: A2AMessage): A2ATaskView {
     checkMove(task.status.state, state);
     const timestamp = new Date(this.shop.clock.now()).toISOString();
     return { ...task, status: compact({ state, message, timestamp }), history: heard(task) };
   }
 
-  /** Moves the task to another state. @throws a {@link BadState} if there is no way to it */
+  /** Moves the task to another state. @throws a {@link BadState} if the transition is not allowed */
   move(state: A2AState, message?: A2AMessage): Promise<void> {
     return this.change((task) => this.#moved(task, state, message));
   }
@@ -269,7 +269,7 @@ export class LiveTask {
 
   // --- messages ------------------------------------------------------------------------------------------------
 
-  /** Queues the first message, which is in the record already. {@link work} begins with it. */
+  /** Queues the first message, which is in the record already. {@link work} starts with it. */
   begin(message: A2AMessage, accepts: readonly string[]): void {
     this.#queue.push({ message, accepts, continued: false });
   }
@@ -284,10 +284,8 @@ export class LiveTask {
       (task) => {
         const { state } = task.status;
         if (isTerminal(state)) throw refusal('UNSUPPORTED_OPERATION', 'The task is over and takes no more messages');
-        if (this.#queue.length >= MAX_WAITING)
-          throw new RpcError(1002, 'Busy: too many messages are waiting', { retryAfterMs: 5000 });
-        // The message answers a question, so the task is working again, even if the handler still has to wait for its
-        // turn.
+        if (this.#queue.length >= MAX_WAITING) throw busy('too many messages are waiting', 5000);
+        // The message answers a question, so the task is working again, even if the handler still waits for its turn.
         const next = isInterrupted(state) ? this.#moved(task, 'TASK_STATE_WORKING') : task;
         return { ...next, history: [...(next.history ?? []), message].slice(-MAX_HISTORY) };
       },
@@ -319,7 +317,7 @@ export class LiveTask {
   async #turn(): Promise<void> {
     const waiting = this.#queue[0];
     if (!waiting || this.isOver || this.abort.signal.aborted) return;
-    // Watchers are told, but the caller is not shown the task yet: the answer may still be a message alone.
+    // Watchers are notified, but the caller is not shown the task yet: the answer may still be a message alone.
     if (this.state !== 'TASK_STATE_WORKING') {
       await this.change((task) => (this.isOver ? task : this.#moved(task, 'TASK_STATE_WORKING')), { show: false });
     }
@@ -339,7 +337,7 @@ export class LiveTask {
     }
   }
 
-  /** Whether a message or an error alone can still be the answer. */
+  /** Whether the answer can still be a message or an error alone. */
   #isBare(continued: boolean): boolean {
     return !continued && !this.shown && this.#queue.length === 0;
   }
@@ -350,7 +348,7 @@ export class LiveTask {
     const { contextId } = this.record.task;
     const { messageId, metadata } = isObject(reply) ? reply : {};
     const id = typeof messageId === 'string' && messageId !== '' ? messageId : this.shop.newId();
-    // In JavaScript, null says nothing either.
+    // JavaScript handlers may return null for nothing.
     const message = (reply ?? undefined) === undefined ? undefined : messageOf(reply as A2ASaid, id, metadata);
     if (message && this.#isBare(continued)) {
       return this.#end({ message: compact({ ...message, contextId }) as A2AMessage });
@@ -381,7 +379,7 @@ export class LiveTask {
     this.#stir();
   }
 
-  /** Cancels the task. @throws an {@link RpcError} -32002 if it has ended otherwise */
+  /** Cancels the task. @throws an {@link RpcError} -32002 if it has ended in another way */
   async cancel(): Promise<void> {
     await this.change((task) => {
       if (task.status.state === 'TASK_STATE_CANCELED') return task;
@@ -391,7 +389,7 @@ export class LiveTask {
     this.abort.abort(new TechnocoreError('canceled', 'the caller canceled the task'));
   }
 
-  /** Aborts the handler, and leaves the task as it is. */
+  /** Aborts the handler but leaves the task unchanged. */
   close(reason: unknown): void {
     this.abort.abort(reason);
     this.#stir();
@@ -426,7 +424,7 @@ export class LiveTask {
     for (const watch of this.#watches) watch.push(item, this.isSettled);
   }
 
-  /** Watches the task: first as it is, then each change; nothing before the caller can see it. */
+  /** Watches the task: first its current state, then each change; nothing before the caller may see it. */
   watch(): Watch {
     const watch = new Watch(() => this.#watches.delete(watch));
     watch.push({ task: this.record.task }, this.isSettled);
@@ -437,7 +435,7 @@ export class LiveTask {
   }
 }
 
-/** The items for one who watches a task. */
+/** The items for one watcher of a task. */
 export class Watch {
   readonly #items: { item: A2AItem; isLast: boolean }[] = [];
   #isOpen = false;
@@ -451,11 +449,11 @@ export class Watch {
 
   push(item: A2AItem, isLast: boolean): void {
     if (this.#items.length < MAX_BEHIND) this.#items.push({ item, isLast });
-    else this.#error ??= new RpcError(1002, 'Busy: the stream is too far behind', { retryAfterMs: 0 });
+    else this.#error ??= busy('the stream is too far behind', 0);
     this.#wake?.();
   }
 
-  /** Lets the items be taken, those that have come and those that will. */
+  /** Releases the items, those that have come and those that will. */
   open(): void {
     this.#isOpen = true;
     this.#wake?.();
@@ -474,7 +472,7 @@ export class Watch {
     this.#wake?.();
   }
 
-  /** Waits for the next item. @throws what ended the watch, after all items that came before */
+  /** Waits for the next item. @throws what ended the watch, after all earlier items */
   async next(): Promise<{ item: A2AItem; isLast: boolean }> {
     for (;;) {
       const next = this.#isOpen ? this.#items.shift() : undefined;

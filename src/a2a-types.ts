@@ -1,6 +1,6 @@
 /**
- * The objects of A2A: messages, parts, artifacts and tasks in the form of version 1.0, the checks that a stranger's
- * objects must pass, and the other form of version 0.3.
+ * The objects of A2A: messages, parts, artifacts and tasks in the form of version 1.0, the checks that untrusted
+ * objects must pass, and the conversion to and from version 0.3.
  *
  * @module
  */
@@ -9,7 +9,7 @@ import { badParams, type JsonObject } from './dispatch.ts';
 import { type RpcError, TechnocoreError } from './errors.ts';
 import { compact, isObject, type Json } from './frames.ts';
 
-/** The member of `params._meta` that says how long the caller waits for an answer, ms. */
+/** The member of `params._meta` that tells how long the caller waits for an answer, ms. */
 export const WAIT_META = 'chat.technocore/waitMs';
 
 // --- objects -----------------------------------------------------------------------------------------------------
@@ -32,15 +32,15 @@ export type A2APart = {
   metadata?: JsonObject;
 };
 
-/** A message of a caller or an agent (A2A Message). */
+/** A message from a caller or an agent (A2A Message). */
 export type A2AMessage = {
-  /** The id of the message, made by its sender. */
+  /** The id of the message, chosen by its sender. */
   messageId: string;
   /** Whether the caller or the agent wrote it. */
   role: 'ROLE_USER' | 'ROLE_AGENT';
   /** Its content: at least one part. */
   parts: A2APart[];
-  /** The context to which it belongs. */
+  /** The context that it belongs to. */
   contextId?: string;
   /** The task that it continues. */
   taskId?: string;
@@ -54,11 +54,11 @@ export type A2AMessage = {
 
 /** A result of a task (A2A Artifact). */
 export type A2AArtifact = {
-  /** The id of the artifact, unique in its task. */
+  /** The id of the artifact, unique within its task. */
   artifactId: string;
   /** Its content: at least one part. */
   parts: A2APart[];
-  /** A name for people. */
+  /** A display name. */
   name?: string;
   /** What it is. */
   description?: string;
@@ -72,23 +72,23 @@ export type A2AArtifact = {
 export type A2AStatus = {
   /** The state of the task. */
   state: A2AState;
-  /** What the agent says about it, such as a question. */
+  /** The agent's message about it, such as a question. */
   message?: A2AMessage;
-  /** Since when: ISO 8601, UTC. */
+  /** When the task entered the state: ISO 8601, UTC. */
   timestamp?: string;
 };
 
 /** A task as its agent shows it (A2A Task). */
 export type A2ATaskView = {
-  /** The id of the task, made by the agent. */
+  /** The id of the task, chosen by the agent. */
   id: string;
-  /** The context to which it belongs. */
+  /** The context that it belongs to. */
   contextId?: string;
   /** Its status. */
   status: A2AStatus;
   /** Its results so far. */
   artifacts?: A2AArtifact[];
-  /** The messages so far, as many as were asked for. */
+  /** The messages so far, up to the number requested. */
   history?: A2AMessage[];
   /** Further data. */
   metadata?: JsonObject;
@@ -96,18 +96,18 @@ export type A2ATaskView = {
 
 /** One item of a stream (A2A StreamResponse). It has exactly one member. */
 export type A2AItem = {
-  /** The task as it is now. */
+  /** The current task. */
   task?: A2ATaskView;
   /** A direct answer, without a task. */
   message?: A2AMessage;
   /** A new status of the task. */
   statusUpdate?: { taskId: string; contextId: string; status: A2AStatus; metadata?: JsonObject };
-  /** A new artifact of the task, or more of one. */
+  /** A new artifact of the task, or a continuation of one. */
   artifactUpdate?: {
     taskId: string;
     contextId: string;
     artifact: A2AArtifact;
-    /** Whether the parts are to be appended to the artifact of the same id. */
+    /** Whether to append the parts to the artifact with the same id. */
     append?: boolean;
     /** Whether nothing more will be appended. */
     lastChunk?: boolean;
@@ -116,7 +116,7 @@ export type A2AItem = {
 };
 
 /**
- * The text of a message or an artifact: its text parts, joined without anything between them.
+ * The text of a message or an artifact: its text parts, joined without a separator.
  *
  * @throws a {@link TechnocoreError} `bad_params` if it has no parts
  */
@@ -138,7 +138,7 @@ class Misfit extends Error {
   }
 }
 
-/** Checks an untrusted value, and returns the members that are known. */
+/** Checks an untrusted value, and returns its known members. */
 export type Check<T> = (value: unknown, at: string) => T;
 
 const expect =
@@ -177,7 +177,7 @@ export const isList =
     return value.map((one, i) => item(one, `${at}[${i}]`));
   };
 
-/** An object with the given members. As in ProtoJSON, null counts as absent, and unknown members are dropped. */
+/** An object with the given members. As in ProtoJSON, null means absent, and unknown members are dropped. */
 export const isShaped =
   <T>(required: Record<string, Check<unknown>>, optional: Record<string, Check<unknown>> = {}): Check<T> =>
   (value, at) => {
@@ -198,7 +198,7 @@ const CONTENT = { text: isAnyText, raw: isBase64, url: isText, data: isValue };
 
 export const isPart: Check<A2APart> = (value, at) => {
   const given = isMap(value, at);
-  // In `data`, null is a value like any other.
+  // In `data`, null is an ordinary value.
   const kinds = Object.keys(CONTENT).filter((kind) =>
     kind === 'data' ? kind in given : (given[kind] ?? null) !== null,
   );
@@ -245,7 +245,7 @@ export const isItem: Check<A2AItem> = (value, at) => {
 
 const BAD_REQUEST = 'type.googleapis.com/google.rpc.BadRequest';
 
-/** The error for params of which one is wrong. */
+/** The error for an invalid param. */
 export function badField(field: string, description: string): RpcError {
   return badParams(`${field}: ${description}`, [{ '@type': BAD_REQUEST, fieldViolations: [{ field, description }] }]);
 }
@@ -258,19 +258,19 @@ function fitted<T>(check: Check<T>, value: unknown, at: string, error: (misfit: 
   }
 }
 
-/** Checks params. @throws an {@link RpcError} -32602 if one is wrong */
+/** Checks params. @throws an {@link RpcError} -32602 if one is invalid */
 export function checkParams<T>(check: Check<T>, params: unknown): T {
   return fitted(check, params ?? {}, '', ({ at, why }) => badField(at || 'params', why));
 }
 
-/** Checks a value of our own side, or of an answer. @throws a {@link TechnocoreError} with the code if it is wrong */
+/** Checks our own value, or an answer. @throws a {@link TechnocoreError} with the given code if it is invalid */
 export function checkValue<T>(check: Check<T>, value: unknown, at: string, code: string): T {
   return fitted(check, value, at, (misfit) => new TechnocoreError(code, misfit.message));
 }
 
 // --- version 0.3 -------------------------------------------------------------------------------------------------
 
-/** Marks data that is not an object in 1.0, and is wrapped in one in 0.3. */
+/** Marks data that is not an object in 1.0 and is wrapped in one in 0.3. */
 const WRAPPED = 'data_part_compat';
 
 const isPart03: Check<A2APart> = (value, at) => {
@@ -336,7 +336,7 @@ const ITEMS03: ReadonlyMap<unknown, [keyof A2AItem, Check<unknown>]> = new Map<
     ],
   ],
 ]);
-/** An item of 0.3, recognized by its `kind`, as one of 1.0. */
+/** An item of 0.3, recognized by its `kind`, converted to 1.0. */
 export const isItem03: Check<A2AItem> = (value, at) => {
   const [name, check] = ITEMS03.get(isMap(value, at)['kind']) ?? [];
   if (!name || !check) throw new Misfit(`${at}.kind`, `must be one of ${[...ITEMS03.keys()].join(', ')}`);
@@ -390,9 +390,9 @@ export function item03({ task, message, statusUpdate, artifactUpdate }: A2AItem)
 
 // --- streams -----------------------------------------------------------------------------------------------------
 
-/** The most streams of an agent at a time, of all callers and of one. */
+/** The maximum number of concurrent streams of an agent, in all and for one caller. */
 export const MAX_STREAMS = [256, 16] as const;
-/** The most items that wait for a slow reader, on either side. */
+/** How many items can wait for a slow reader, on either side. */
 export const MAX_BEHIND = 256;
-/** After how long a stream ends, ms: a reader that goes away is not noticed. */
+/** After how long a stream ends, ms: otherwise it would outlive a reader that silently went away. */
 export const STREAM_MS = 3_600_000;

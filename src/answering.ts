@@ -1,5 +1,6 @@
 /**
- * The way back: where the answers to a caller may go, and how they get there, in turn with those to others.
+ * The way back: where the answers to a caller may go, and how they get there, taking turns with answers to other
+ * callers.
  *
  * @module
  */
@@ -19,26 +20,26 @@ import { NEVER, type Regulars } from './turns.ts';
 
 /** How something is sent to a caller. */
 interface How {
-  /** Whether the answer is still to come: where only one message may go, that is kept for the answer. */
+  /** Whether the answer is still to come: where only one message is allowed, it is kept for the answer. */
   readonly isNotice?: boolean;
-  /** Whether it fails if it is too long and cannot be spilled. Else an error is sent in its place. */
+  /** Whether it fails if it is too long and cannot be spilled; otherwise an error is sent in its place. */
   readonly isPart?: boolean;
 }
 
 /** The way back to one caller. */
 export interface Reply {
   send(text: string, how?: How): Promise<void>;
-  /** The mailbox to which it leads; undefined on a channel. */
+  /** The mailbox that it leads to; undefined on a channel. */
   readonly room?: string;
   /** Whether an answer that is too long may be put into notes; default true. */
   readonly spills?: Promise<boolean>;
 }
 
-/** How long the waiting answers may take to be written, ms, before further requests are dropped. */
+/** How long it may take to write the waiting answers, ms, before further requests are dropped. */
 const MAX_BACKLOG_MS = 300_000;
-/** How many answers of a key that was answered before may wait all the same. */
+/** How many answers may wait even then for a key that was answered before. */
 const MAX_OVERRUN = 4;
-/** How many answers of one key may wait before refusals to it are dropped. */
+/** How many answers may wait for a key before refusals to it are dropped. */
 const MAX_REFUSALS = 16;
 /** The share of the write budget that must be left for writes that can be dropped. */
 const SPARE_SHARE = 0.5;
@@ -46,7 +47,7 @@ const SPARE_SHARE = 0.5;
 /** The `_meta` of a request. */
 const metaOf = (member: unknown): JsonObject => metaIn(isObject(member) ? member['params'] : undefined);
 
-/** The reply mailbox that a message names: that of its first member that names one. */
+/** The reply mailbox named by a message, in the first of its members that names one. */
 export function replyNamed(members: readonly unknown[]): unknown {
   return members.map((member) => metaOf(member)[REPLY_META]).find((room) => room !== undefined);
 }
@@ -59,20 +60,20 @@ export interface AnsweringOptions {
 
 /** The answers of one server. */
 export class Answering {
-  /** The most characters of one message. */
+  /** The maximum length of a message, in characters. */
   readonly limit: number;
   readonly #t: Transport;
   readonly #channel: Channel | undefined;
   readonly #room: string;
   readonly #policy: (from: string, room: string) => boolean | Promise<boolean>;
-  /** Which keys were answered, and in which order they first were. */
+  /** The keys that have been answered, in the order of their first answer. */
   readonly #regulars: Regulars;
   readonly #replies: ReplyRooms;
   readonly #outbox: Outbox;
   readonly #spilled: Spills;
-  /** How many writes that could have been dropped are under way. */
+  /** How many droppable writes are under way. */
   #told = 0;
-  /** Aborts when what still waits is abandoned. */
+  /** Aborted when the answers that still wait are abandoned. */
   readonly #given = new AbortController();
 
   constructor(
@@ -95,7 +96,7 @@ export class Answering {
     this.#spilled = new Spills(t, signer);
   }
 
-  /** Abandons what is not written yet. */
+  /** Abandons answers that are not written yet. */
   close(cause: TechnocoreError): void {
     this.#given.abort(cause);
     this.#outbox.close(cause);
@@ -117,7 +118,7 @@ export class Answering {
     }
     const room = await this.#replies.find(m.from, named);
     if (room === undefined || !(await decided(this.#t, PATIENCE_MS, this.#policy(m.from, room)))) return undefined;
-    // Not awaited: it is looked up while the handler runs.
+    // Not awaited here: the lookup runs while the handler does.
     const admitted = this.#replies.admits(m.from, room);
     admitted.catch(() => {});
     let writes = 0;
@@ -143,7 +144,7 @@ export class Answering {
     return { send, room, spills };
   }
 
-  /** The text of an answer, or of an error if the answer is too long for its way. */
+  /** The text of an answer, or of an error if the answer is too long. */
   async fitted(text: string, request: JsonObject, reply?: Reply): Promise<string> {
     const spills = text.length > this.limit && this.#spills(request) && ((await reply?.spills) ?? true);
     return fitted(text, request['id'] as Id, spills, this.limit);
@@ -154,7 +155,7 @@ export class Answering {
     return metaOf(request)[SPILL_META] === true && (this.#channel === undefined || this.#channel.spill !== undefined);
   }
 
-  /** The text itself, or if it is too long, the frame that names the notes into which it was put. */
+  /** The text itself or, if it is too long, a frame that names the notes that hold it. */
   async #fit(text: string, put: (text: string) => Promise<Json>, isPart = false): Promise<string> {
     if (text.length <= this.limit) return text;
     try {
@@ -167,9 +168,10 @@ export class Answering {
   }
 
   /**
-   * Writes the answers to one message. One that cannot be written is an event; the ledger keeps it for a repeat.
+   * Writes the answers to one message. If one cannot be written, there is an event, and the ledger keeps it for a
+   * repeat.
    *
-   * @param batch the batch that is answered; undefined for a single request
+   * @param batch the batch being answered; undefined for a single request
    * @returns whether all were written
    */
   async write(reply: Reply, texts: string[], batch?: Json[]): Promise<boolean> {
@@ -208,14 +210,14 @@ export class Answering {
     }
   }
 
-  /** Whether there is enough for a write that can be dropped, so that no answer has to wait for it. */
+  /** Whether the budget has room for a droppable write, so that no answer has to wait for it. */
   get hasSpare(): boolean {
     const { left, perMinute = Number.POSITIVE_INFINITY } = budgetOf(this.#t, 'write');
-    // Those under way may not have asked the budget yet.
+    // Writes under way may not have taken their turn in the budget yet.
     return this.#outbox.isIdle && left - this.#told / perMinute >= SPARE_SHARE;
   }
 
-  /** Writes a notification that could have been dropped. */
+  /** Writes a droppable notification. */
   async tell(reply: Reply, text: string): Promise<boolean> {
     this.#told++;
     try {
@@ -226,15 +228,15 @@ export class Answering {
   }
 
   /**
-   * Whether so much waits that an answer would come too late, so that its request need not be run. A key that was
-   * answered before may have a few answers waiting all the same.
+   * Whether so much waits that an answer would come too late, so that its request need not run. Even then, a few
+   * answers may wait for a key that was answered before.
    */
   isOverrun(from: string): boolean {
     if (this.#outbox.backlogMs <= MAX_BACKLOG_MS) return false;
     return this.#regulars.rank(from) === NEVER || this.#outbox.waitingFor(from) >= MAX_OVERRUN;
   }
 
-  /** Whether so much waits for a key that refusals to it, which cost a write like any answer, are dropped. */
+  /** Whether so much waits for a key that refusals to it are dropped: they cost as many writes as answers. */
   isCrowded(from: string): boolean {
     return this.#outbox.waitingFor(from) >= MAX_REFUSALS;
   }

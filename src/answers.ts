@@ -1,23 +1,16 @@
 /**
- * What a server answers by itself: errors that no handler threw, errors for answers that are too long, and how the
- * answers to one message are packed into as few messages as possible.
+ * A server's own answers: errors that no handler threw and errors for answers that are too long. Also packs the answers
+ * to one message into as few messages as possible.
  *
  * @module
  */
 import { packed } from './batch.ts';
-import { type Id, INTERNAL_ERROR, INTERRUPTED, type JsonObject, rpcError } from './dispatch.ts';
+import { BUSY, DENIED, type Id, INTERNAL_ERROR, INTERRUPTED, type JsonObject, rpcError } from './dispatch.ts';
 import { FrameTooLong, tooManyBytes } from './errors.ts';
 import { blanked, encodeLong, MAX_TEXT } from './frames.ts';
 import { MAX_SPILLED, spilledBytes, writesFor } from './spill.ts';
 
-/** Too much to do; `data.retryAfterMs`. */
-export const BUSY = 1002;
-/** The handler did not end in time. */
-export const DEADLINE = 1003;
-/** The caller is not allowed. */
-export const DENIED = 1004;
-
-/** The most writes for the answers to one message. A spilled answer takes up to seventeen. */
+/** The maximum number of writes for the answers to one message. A spilled answer takes up to seventeen. */
 export const MAX_WRITES = 32;
 
 export const denied = (id: Id): string => encodeLong(rpcError(id, DENIED, 'Denied'));
@@ -33,7 +26,7 @@ export const before = (id: Id, nonce: string): string =>
 export const interrupted = (id: Id): string =>
   encodeLong(rpcError(id, INTERRUPTED, 'Interrupted: begun, and whether it was done is not known'));
 
-/** The answer if it fits or can be spilled, else an error that says how long it would have been. */
+/** The answer if it fits or can be spilled, else an error that tells how long it is. */
 export function fitted(text: string, id: Id, spills: boolean, limit: number): string {
   if (text.length <= limit) return text;
   if (!spills) return tooLarge(id, new FrameTooLong(text.length, limit));
@@ -42,7 +35,7 @@ export function fitted(text: string, id: Id, spills: boolean, limit: number): st
 }
 
 /**
- * What a handler threw, and its causes, as text for the operator's terminal. It may quote strangers, so control
+ * What a handler threw, with its causes, as text for the operator's terminal. It may quote untrusted input, so control
  * characters are blanked.
  */
 export function printable(thrown: unknown): string {
@@ -69,10 +62,11 @@ export function tooLarge(id: Id, { chars, limit, message }: FrameTooLong): strin
 }
 
 /**
- * The messages for the answers to one message. Answers to a batch are packed into as few as possible, and into no more
- * than one message of a caller may cost us.
+ * The messages for the answers to one message. Answers to a batch are packed into as few as possible, up to
+ * {@link MAX_WRITES}.
  *
- * @param retryAfterMs for the requests whose answers exceed that: they get the error busy, and the kept answer later
+ * @param retryAfterMs for requests whose answers exceed that: they get the error "Busy" now, and the stored answer
+ * later
  */
 export function join(batch: unknown, texts: string[], retryAfterMs: () => number): string[] {
   if (!batch) return texts;

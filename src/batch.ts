@@ -1,6 +1,6 @@
 /**
- * Shared writes: requests that wait to be written to one mailbox are written together, as one JSON-RPC batch. Those made
- * in the same moment are written at once; those made while a write is under way go into the next one.
+ * Shared writes: requests that wait to be written to one mailbox are combined into one JSON-RPC batch. Requests made at
+ * the same moment are written together at once; those made while a write is under way go into the next one.
  *
  * @module
  */
@@ -11,7 +11,7 @@ import { MAX_TEXT, metaIn } from './frames.ts';
 import { budgetOf, sharedOf, type Transport } from './http.ts';
 import { getOrMake } from './maps.ts';
 
-/** The most members of a batch. */
+/** The maximum number of requests in a batch. */
 const MAX_MEMBERS = 64;
 
 /** The frames of one message. */
@@ -19,7 +19,7 @@ class Fill<T extends { readonly text: string }> {
   readonly members = new Set<T>();
   #chars = 1;
 
-  /** Adds a frame if the array still fits into a message. The first one is always added: it can go without the array. */
+  /** Adds a frame if the array still fits into a message. The first is always added, since it needs no array. */
   add(member: T): boolean {
     const chars = this.#chars + member.text.length + 1;
     if (this.members.size > 0 && (chars > MAX_TEXT || this.members.size === MAX_MEMBERS)) return false;
@@ -35,7 +35,7 @@ class Fill<T extends { readonly text: string }> {
   }
 }
 
-/** Packs frames, in order, into messages that each hold as many as fit. */
+/** Packs frames, in order, into as few messages as possible. */
 export function packed(texts: readonly string[]): string[][] {
   const fills: Fill<{ text: string }>[] = [];
   for (const text of texts) {
@@ -48,7 +48,7 @@ export function packed(texts: readonly string[]): string[][] {
   return fills.map(({ members }) => [...members].map(({ text }) => text));
 }
 
-/** Whether a request may share a message. Those of MCP never do: MCP servers refuse an array as a whole. */
+/** Whether a request may share a message. MCP requests never do: MCP servers refuse arrays. */
 export function isBatchable(method: string, params: unknown): boolean {
   const names = Object.keys(metaIn(params));
   return !isMcpMethod(method) && !names.some((name) => name.startsWith('io.modelcontextprotocol/'));
@@ -65,7 +65,7 @@ interface Waiting {
 /** A message that waits to be written. */
 interface Planned {
   readonly fill: Fill<Waiting>;
-  /** Tells the budget that it no longer waits. */
+  /** Withdraws its announcement from the budget. */
   readonly withdraw: () => void;
 }
 
@@ -116,7 +116,7 @@ class Batcher {
       if (late) return waiting.reject(late);
       if (this.#isWriting) return;
       this.#isWriting = true;
-      // In a microtask, so that all requests of the same moment get into the message.
+      // In a microtask, so that all requests made at the same moment share the message.
       queueMicrotask(() => void this.#write());
     });
   }
@@ -132,7 +132,7 @@ class Batcher {
       next.withdraw();
       const members = [...next.fill.members];
       const texts = members.map(({ text }) => text);
-      // Aborted when none of those who share the message waits any more.
+      // Aborted when no request in the message is awaited any more.
       const stop = new AbortController();
       let left = members.length;
       const leaving = members.map(({ signal }) =>
@@ -158,11 +158,11 @@ class Batcher {
 const BATCHERS = {};
 
 /**
- * Sends a request in a message that it shares with others.
+ * Sends a request in a message that it may share with others.
  *
- * @param name key, mailbox and reply mailbox: only requests that agree in all three share a message
+ * @param name signing key, mailbox and reply mailbox: only requests that agree in all three share a message
  * @throws a {@link RateLimited} if its turn would come after its deadline; nothing was sent
- * @throws what the write throws, for all who share it; the signal's reason
+ * @throws what the write throws, for all that share it; the signal's reason
  */
 export function sendBatched(t: Transport, name: string, channel: Channel, text: string, o: SendOptions): Promise<Sent> {
   const batchers = sharedOf(t, BATCHERS, () => new Map<string, Batcher>());

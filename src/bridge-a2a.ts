@@ -10,7 +10,7 @@ import { MAX_STREAMS, STREAM_MS } from './a2a-types.ts';
 import { checkMailbox } from './channel.ts';
 import { type Clock, eitherOf, following, systemClock } from './clock.ts';
 import { converse } from './conversation.ts';
-import { type CallContext, type Handler, type JsonObject, resultOf, staysOpen } from './dispatch.ts';
+import { busy, type CallContext, type Handler, INTERRUPTED, type JsonObject, resultOf, staysOpen } from './dispatch.ts';
 import { BadName, checkObject, RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import { orAbort } from './http.ts';
@@ -126,7 +126,7 @@ export function a2aHandlerMethods<Context>(
       const release = streams.take(call, () => over.abort());
       if (!release) {
         forget();
-        throw new RpcError(1002, 'Busy: too many streams', { retryAfterMs: 10_000 });
+        throw busy('too many streams', 10_000);
       }
       // A caller that goes away is not noticed, so every stream has an end.
       clock.sleep(STREAM_MS, over.signal).then(
@@ -154,7 +154,7 @@ const resultIn = (response: unknown): Json => resultOf(JSON.parse(JSON.stringify
 /** The results of a stream; the last one is returned. */
 async function* results(answers: object, signal: AbortSignal): AsyncGenerator<Json, Json> {
   if (!isStream(answers)) return resultIn(answers);
-  const ended = new RpcError(1001, 'Interrupted: the stream ends here, and the task goes on');
+  const ended = new RpcError(INTERRUPTED, 'Interrupted: the stream ends here, and the task goes on');
   try {
     for (;;) {
       const { value, done } = await orAbort(answers.next(), signal).catch((cause) => {

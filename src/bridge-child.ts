@@ -10,7 +10,6 @@
  *
  * @module
  */
-import { BUSY } from './answers.ts';
 import { type Found, Greeting, PROBE_MS } from './bridge-greeting.ts';
 import {
   ASKING_METHODS,
@@ -27,6 +26,7 @@ import {
 import { Listeners } from './bridge-listeners.ts';
 import { toBase64url } from './bytes.ts';
 import {
+  BUSY,
   badParams,
   classify,
   type Id,

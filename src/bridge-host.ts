@@ -7,8 +7,6 @@
  *
  * @module
  */
-
-import { BUSY, DENIED } from './answers.ts';
 import { Changes } from './bridge-changes.ts';
 import { LOST } from './bridge-client.ts';
 import {
@@ -27,8 +25,10 @@ import {
   without,
 } from './bridge-handshake.ts';
 import {
+  BUSY,
   badParams,
   classify,
+  DENIED,
   type Id,
   INTERNAL_ERROR,
   INVALID_REQUEST,

@@ -9,12 +9,10 @@
  *
  * @module
  */
-
-import { DENIED } from './answers.ts';
 import { equalBytes, toBase64url, toHex, utf8 } from './bytes.ts';
 import { call } from './call.ts';
 import { hmacSha256, sha256 } from './crypto.ts';
-import { badParams, type Handler } from './dispatch.ts';
+import { badParams, DENIED, type Handler } from './dispatch.ts';
 import { RpcError, TechnocoreError } from './errors.ts';
 import { feedOf, type Incoming, type Listener } from './feed.ts';
 import { decode, isObject, type Json } from './frames.ts';

@@ -1,5 +1,5 @@
 /**
- * Calling a method of another agent, with or without an answer. Rules: JSON-RPC 2.0 and its binding to technocore.chat.
+ * Calling another agent's methods, with or without an answer. Rules: JSON-RPC 2.0 and its binding to technocore.chat.
  *
  * @module
  */
@@ -15,11 +15,11 @@ import type { Signer } from './signer.ts';
 
 /**
  * Calls a method of another agent by JSON-RPC 2.0 and waits for the answer. The request is a signed message in the
- * agent's mailbox, the answer one in the caller's. An answer counts only if the right key signed it: see
- * {@link CallOptions.peer}.
+ * agent's mailbox; the answer is a signed message in the caller's. An answer counts only if the right key signed it:
+ * see {@link CallOptions.peer}.
  *
- * @param to the agent's mailbox, its DID, or a {@link Channel}. A DID's identity note names the mailbox. If the DID has
- * not signed that record, a stranger may have written it: who can then read the request or withhold it, but not answer it
+ * @param to the agent's mailbox, its DID, or a {@link Channel}. A DID's identity note names the mailbox. If the DID did
+ * not sign that record, somebody else may have written it, who can then read or withhold the request, but not answer it
  * @param method the name of the method
  * @param params an object or an array; undefined for none. The library adds members to an object's `_meta`. An array
  * requires that the caller has published `replyTo` with {@link publishIdentity}
@@ -28,16 +28,16 @@ import type { Signer } from './signer.ts';
  * @throws an {@link RpcError} if the other side answers with an error
  * @throws a {@link CallTimeout} if no answer comes within `timeoutMs`; its `reason` says what is known
  * @throws a {@link RateLimited} at once, with nothing sent, if the write budget of this address is spent and the
- * request's turn would come too late for an answer; the option `batch` lets calls share a write
- * @throws a {@link RingGap} if the answer may be among messages that the caller's mailbox lost
+ * request could not be written in time for an answer; the option `batch` lets calls share a write
+ * @throws a {@link RingGap} if the caller's mailbox lost messages, possibly including the answer
  * @throws a {@link MayHaveLanded} if it is unknown whether the request was written, and no answer came in time
- * @throws a {@link FrameTooLong}, {@link BadName}, {@link BadKey} or {@link TechnocoreError} (`no_mailbox`: the DID names
- * none; `no_reply_address`: an array of params without a published `replyTo`; `duplicate_id`; `bad_params`; `bad_text`;
- * `bad_option`; `bad_frame`) before anything is sent
+ * @throws a {@link FrameTooLong}, {@link BadName}, {@link BadKey} or {@link TechnocoreError} (`no_mailbox`: the DID has
+ * published none; `no_reply_address`: an array of params without a published `replyTo`; `duplicate_id`; `bad_params`;
+ * `bad_text`; `bad_option`; `bad_frame`) before anything is sent
  * @throws a {@link TechnocoreError} `bad_response` if the answer violates JSON-RPC 2.0
  * @throws a {@link Forbidden}, {@link RoomBudget}, {@link CapacityReached}, {@link Unavailable} … as {@link Signer.say}
  * does
- * @throws the signal's reason when it aborts; the server is not told
+ * @throws the signal's reason when it aborts; the server is not notified
  * @example
  * ```ts
  * import { call, RpcError, Signer } from 'technocore-rpc';
@@ -60,7 +60,7 @@ export async function call<T = any>(
   o: CallOptions = {},
 ): Promise<T> {
   let result: Json | undefined;
-  // `object` admits interfaces, which have no index signature. What is not JSON is refused when it is encoded.
+  // `object` admits interfaces, which have no index signature. The encoder rejects what is not JSON.
   const take: Handling['take'] = (frame, kind) => {
     if (kind !== 'response') return undefined;
     result = resultOf(frame);
@@ -72,7 +72,7 @@ export async function call<T = any>(
 
 /**
  * Sends a JSON-RPC 2.0 notification: a request without an answer. Resolves once it is written; whether anybody reads it
- * is not known.
+ * is unknown.
  *
  * @param to a mailbox, a DID or a {@link Channel}, as for {@link call}
  * @param method the name of the method

@@ -1,11 +1,11 @@
 /**
- * Several servers on one mailbox. The callers are divided into four partitions, and each server handles those of the
- * partitions whose lease it holds. All servers share one seed. The leases are in one note, with a MAC, under a name that
- * is derived from the seed; what does not verify counts as absent.
+ * Several servers on one mailbox. The callers are divided into four partitions, and each server handles the partitions
+ * whose lease it holds. All servers share one seed. The leases are in one note, with a MAC, under a name derived from
+ * the seed; a note that does not verify counts as absent.
  *
  * No two clocks are compared. An owner counts its lease from before it wrote the last renewal. A server that wants to
- * take it over must have seen that renewal, and no later one, for as long as the lease lasts, counted by sleeping. So the
- * first has certainly stopped beginning anything when the second starts, as long as both clocks run equally fast.
+ * take it over must have seen that renewal, and no later one, for the whole lease, measured by sleeping. So by the time
+ * the second server starts, the first has stopped beginning anything, as long as both clocks run equally fast.
  *
  * @module
  */
@@ -18,23 +18,23 @@ import { readNote, setNote } from './notes.ts';
 import { PATIENCE_MS, type Place, readView } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
-/** How long a lease lasts by default, ms, and which share of that its owner uses. */
+/** How long a lease lasts by default, ms, and how much of it its owner uses. */
 const LEASE_MS = 60_000;
 const OWN_SHARE = 0.9;
-/** How often a lease is renewed while it lasts, and how often a server that wants a partition looks at the note. */
+/** How often per lease the lease is renewed, and how often a server that wants a partition reads the note. */
 const RENEWALS = 3;
 const LOOKS = 12;
 
 const PARTITIONS = 4;
-/** The most servers in a table. Those without a partition only watch. */
+/** The maximum number of servers in a table. Those without a partition only watch. */
 const MAX_MEMBERS = 16;
-/** How often a server that lost a race for the note tries again at once. */
+/** How often a server that lost a race for the note retries at once. */
 const RACES = 5;
 
-/** In the place of an owner: the partition was given back; its owner died. */
+/** In place of an owner: the partition was released; its owner died. */
 const FREE = '-';
 const LAPSED = '!';
-/** In the place of an owner that is not known: followed by something random, which tells one such time from another. */
+/** In place of an unknown owner, followed by something random that distinguishes one such occasion from another. */
 const UNKNOWN = '?';
 
 /** The partition of a caller. */
@@ -52,7 +52,7 @@ interface Member {
 
 interface Part {
   readonly owner: string;
-  /** The `seq` up to which all messages of the partition's callers are finished. */
+  /** The `seq` up to which all messages from the partition's callers are finished. */
   readonly done: number;
 }
 
@@ -84,45 +84,46 @@ function tableOf(text: string): Table | undefined {
   return { version: Number(version), members: new Map(members), parts };
 }
 
-// --- one server's part in it -------------------------------------------------------------------------------------
+// --- one server's leases -----------------------------------------------------------------------------------------
 
-/** What claims need of the server. */
+/** What the leases need to know from the server. */
 export interface ClaimHooks {
   /** How far it has read. */
   place(): Place;
-  /** Checks whether the mailbox was recreated, as a read of ours suggests. */
+  /** Checks whether the mailbox was recreated, as one of our reads suggests. */
   recheck(signal: AbortSignal): Promise<void>;
-  /** The `seq` after which it serves, if nobody served before. */
+  /** The `seq` after which it serves if there was no server before. */
   start(): number;
-  /** The `seq` up to which everything of a partition is finished. */
+  /** The `seq` up to which everything in a partition is finished. */
   done(partition: number): number;
-  /** Whether nothing of a partition up to a `seq` is under way or still to be done. */
+  /** Whether nothing in a partition up to a `seq` is under way or still to be done. */
   isQuiet(partition: number, seq: number): boolean;
-  /** Called when the messages of a partition up to `done` have been finished by their owner. */
+  /** Called when the owner of a partition has finished its messages up to `done`. */
   finished(partition: number, done: number): void;
-  /** Called when more messages of a partition may be for us than before: see {@link Claims.takes}. */
+  /** Called when more messages in a partition may be ours than before: see {@link Claims.takes}. */
   taken(partition: number): void;
 }
 
-/** Up to which `seq` the messages of a partition are not new to its owner. */
+/** Which messages in a partition are not new to its owner. */
 export interface Floor {
-  /** Up to here they were finished by an earlier owner. */
+  /** The `seq` up to which an earlier owner finished them. */
   readonly done: number;
-  /** Up to here they were perhaps begun by an owner that died. */
+  /** The `seq` up to which an owner that died may have begun them. */
   readonly uncertain: number;
   /**
-   * When the last of these was written, by the clock of the service, ms, where their seqs alone may be of another room.
+   * When the last of these was written, by the service's clock, ms. Set where the `seq` alone may belong to another
+   * room.
    */
   readonly until?: number | undefined;
-  /** The floor to be used once it is noticed that the room was recreated before the partition was taken. */
+  /** The floor to use once it turns out that the room was recreated before the partition was taken. */
   readonly anew?: Floor;
 }
 
 interface Held {
-  /** Undefined while it is not known what the owner before may have begun. */
+  /** Undefined until it is known what the previous owner may have begun. */
   floor: Floor | undefined;
   before: Part;
-  /** The `seq` after which nothing is begun any more, so that the partition can be given back. */
+  /** The `seq` after which nothing more is begun, so that the partition can be released. */
   leaving?: number | undefined;
 }
 
@@ -134,17 +135,17 @@ export class Claims {
   readonly #leaseMs: number;
   readonly #ns: string;
   readonly #key: Uint8Array;
-  /** The name of this server in the table, as long as it runs. */
+  /** This server's name in the table, for as long as it runs. */
   readonly #id: string;
   readonly #held = new Map<number, Held>();
-  /** For how long each other member, and each partition without a known owner, was seen unrenewed, ms slept. */
+  /** How long each other member, and each partition without a known owner, has gone without renewal, ms slept. */
   readonly #idle = new Map<string, { count: number; ms: number }>();
   readonly #unknown = new Map<number, { owner: string; ms: number }>();
   #table: Table | undefined;
   #count = 0;
   /** How often the room was recreated. */
   #lives = 0;
-  /** When the last successful renewal was begun. */
+  /** When the last successful renewal was started. */
   #renewed: number | undefined;
   #timer: AbortController | undefined;
   #isStopping = false;
@@ -164,7 +165,7 @@ export class Claims {
     return this.#held.has(partition) && this.#isLeased();
   }
 
-  /** Whether a message of the partition is for us: not one that came after we decided to give the partition back. */
+  /** Whether a message in the partition is ours: not if it came after we decided to release the partition. */
   takes(partition: number, seq: number): boolean {
     const held = this.#held.get(partition);
     return held?.floor !== undefined && seq <= (held.leaving ?? seq) && this.#isLeased();
@@ -174,12 +175,12 @@ export class Claims {
     return this.#held.get(partition)?.floor ?? { done: 0, uncertain: 0 };
   }
 
-  /** Whether no other server is known to be there. */
+  /** Whether no other server is known. */
   get isAlone(): boolean {
     return this.#idle.size === 0;
   }
 
-  /** Tells that the room was recreated, and its `seq` begins anew. */
+  /** Handles that the room was recreated and its `seq` starts over. */
   reset(): void {
     this.#lives++;
     for (const held of this.#held.values()) {
@@ -208,7 +209,7 @@ export class Claims {
     }
   }
 
-  /** Gives all partitions back. To be called when nothing is under way any more. Never rejects. */
+  /** Releases all partitions. Call it when nothing is under way any more. Never rejects. */
   async release(): Promise<void> {
     this.#isStopping = true;
     if (!this.#table) return;
@@ -230,12 +231,12 @@ export class Claims {
       return seen ? [leaseMs - seen.ms] : [];
     });
     const usual = this.#leaseMs / (wants ? LOOKS : RENEWALS);
-    // At random, so that not all servers look at the same time.
+    // Randomized, so that servers do not read all at the same time.
     const ms = usual * (0.9 + randomFloat(this.#t.random) / 10);
     return Math.max(Math.min(ms, ...waits.filter((left) => left > 0)), this.#leaseMs / 100);
   }
 
-  /** Reads the note once, and writes it if something is to change. @returns whether a partition is still wanted */
+  /** Reads the note once, and writes it if it should change. @returns whether another partition is wanted */
   async #step(ms: number, outer?: AbortSignal): Promise<boolean> {
     const { clock } = this.#t;
     const { signal, end } = within(this.#t, ms, outer);
@@ -255,7 +256,7 @@ export class Claims {
             const conflict = conflictOf(cause);
             if (!conflict) throw cause;
             value = conflict.actual ?? (await this.#readNote(signal));
-            // A write that may have landed did land if the note holds it.
+            // If the note holds it, a write that may have landed did land.
             if (value !== this.#sealed(plan.next)) continue;
           }
           this.#wrote(plan, plan.next, start);
@@ -286,7 +287,8 @@ export class Claims {
   }
 
   /**
-   * The table to start from, and whether it is that of the note: it is not if somebody tampered with it or put it back.
+   * The table to start from, and whether it is the note's own: it is not if somebody tampered with the note or restored
+   * an old one.
    */
   #read(value: string | undefined): [base: Table, isSound: boolean] {
     const known = this.#table;
@@ -296,7 +298,7 @@ export class Claims {
       table &&
       (table.version < known.version || (table.version === known.version && textOf(table) !== textOf(known)));
     if (table && !isOld) return [table, true];
-    // A note that was written once cannot be deleted.
+    // Notes cannot be deleted, so one that existed and is missing is suspicious.
     const owner = value === undefined && !known ? FREE : `${UNKNOWN}${toBase64url(this.#t.random(6))}`;
     const parts = Array.from(
       { length: PARTITIONS },
@@ -328,7 +330,7 @@ export class Claims {
     return id !== this.#id && (this.#idle.get(id)?.ms ?? 0) >= leaseMs;
   }
 
-  /** The table to be written next; none if the note says all that already, and need not be renewed. */
+  /** Plans the table to write next; none if the note is up to date and need not be renewed. */
   #plan(base: Table, isSound: boolean): Plan {
     const { version, parts, members } = this.#corrected(base);
     const count = (id: string): number => parts.filter(({ owner }) => owner === id).length;
@@ -348,7 +350,7 @@ export class Claims {
         parts[p] = { owner: FREE, done: held.leaving };
         released.add(p);
       } else if (held.floor) {
-        // After a start, this server may read again what was finished before.
+        // After a start, this server may reread what was finished before.
         const finished = Math.max(this.#hooks.done(p), held.floor.done);
         const done = Math.min(finished, held.leaving ?? Number.POSITIVE_INFINITY);
         parts[p] = { owner: this.#id, done };
@@ -374,7 +376,7 @@ export class Claims {
       parts.every(({ owner }, p) => owner === base.parts[p]!.owner);
     const isFull = isIn && members.size >= MAX_MEMBERS && !members.has(this.#id);
     if (isFull || (isSame && !(isDue && isIn))) return { wants, taken, released };
-    // Counted even if it will not be known whether it was written, so that no two renewals are equal.
+    // Counted even if the outcome of the write stays unknown, so that no two renewals are equal.
     if (isIn) members.set(this.#id, { count: ++this.#count, leaseMs: this.#leaseMs });
     else members.delete(this.#id);
     const next = { version: Math.max(version + 1, Math.floor(this.#t.clock.now())), members, parts };
@@ -382,8 +384,8 @@ export class Claims {
   }
 
   /**
-   * A copy of the table without members that died, and with what we hold. Partitions that it says we have lost are
-   * dropped.
+   * A copy of the table without dead members, and with the partitions that we hold. Those that we have lost according
+   * to the table are dropped.
    */
   #corrected({ version, members: all, parts: before }: Table): Table {
     const members = new Map([...all].filter(([id, member]) => !this.#isDead(id, member)));
@@ -418,7 +420,9 @@ export class Claims {
     );
   }
 
-  /** Where the room ends. Read after the leases of earlier owners have ended, who cannot have begun what comes later. */
+  /**
+   * Reads where the room ends. The leases of earlier owners have ended by now, so they began nothing that comes later.
+   */
   async #look(signal: AbortSignal): Promise<End> {
     for (;;) {
       const { since } = this.#hooks.place();
@@ -427,13 +431,14 @@ export class Claims {
       const view = (): Promise<PolledView> => readView(this.#t, this.#mailbox, { limit: 1 }, signal);
       const { lastSeq, messages, generation } = await retrying(this.#t, by, view, signal);
       const last = messages.at(-1);
-      // Without generations, a lower `seq` shows a recreated room, but only until it has as many messages as the old one.
+      // Without generations, a lower `seq` reveals a recreated room, but only until it has as many messages as the old
+      // one.
       if (lives === this.#lives && generation === undefined && lastSeq < since) await this.#hooks.recheck(signal);
       if (lives === this.#lives) return { lastSeq, at: last && writtenAt(last), isLater: lastSeq < since };
     }
   }
 
-  /** Finds out what earlier owners may have begun, and passes on the messages that are ours now. */
+  /** Determines what earlier owners may have begun, and passes on the messages that are ours now. */
   async #settle(signal: AbortSignal): Promise<void> {
     const open = [...this.#held.values()].filter(({ floor }) => !floor);
     if (open.length > 0) {
@@ -444,19 +449,19 @@ export class Claims {
   }
 }
 
-/** The present end of the room. */
+/** The current end of the room. */
 interface End {
   readonly lastSeq: number;
   /** When its last message was written, by the service's clock, ms. */
   readonly at: number | undefined;
-  /** Whether it is known to be another room than the one that we have read so far. */
+  /** Whether it is known to be a later room than the one that we have read so far. */
   readonly isLater: boolean;
 }
 
 /**
- * From where on messages are new to a new owner.
+ * The floor of a new owner.
  *
- * @param before the partition as it was taken: up to which `seq` everything was finished, in a room that may be gone
+ * @param before the partition as it was taken; its `done` may belong to a room that is gone
  * @param place how far we have read, perhaps in a room that is gone
  */
 function floorBehind({ owner, done }: Part, place: Place, { lastSeq, at, isLater }: End): Floor {
@@ -469,14 +474,14 @@ function floorBehind({ owner, done }: Part, place: Place, { lastSeq, at, isLater
     const anew = { done: 0, uncertain: isFree ? (done > lastSeq ? 0 : done) : lastSeq, until: at };
     return { done: done > lastSeq ? done : 0, uncertain: since, anew };
   }
-  // `done` is of an earlier room, or of this one and we are behind: then what we have read may be finished.
+  // `done` belongs to an earlier room, or to this one and we lag: then what we have read may be finished.
   return { done: 0, uncertain: isFree ? since : end };
 }
 
 interface Plan {
-  /** Whether a partition is still lacking. */
+  /** Whether another partition is wanted. */
   readonly wants: boolean;
-  /** The partitions that are taken, as they were before. */
+  /** The partitions to take, as they were before. */
   readonly taken: ReadonlyMap<number, Part>;
   readonly released: ReadonlySet<number>;
   readonly next?: Table;

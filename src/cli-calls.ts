@@ -20,8 +20,8 @@ import {
   Usage,
   waiting,
 } from './cli-kit.ts';
+import { isRpc } from './dispatch.ts';
 import { isObject, type Json } from './frames.ts';
-import { isRpc } from './mcp-peer.ts';
 import {
   type CallOptions,
   CallTimeout,

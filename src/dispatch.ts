@@ -1,9 +1,10 @@
 /**
- * JSON-RPC 2.0 without I/O: a frame in, its answer out. Plain methods are entries of a Map. A protocol with method names
- * of its own, such as MCP, plugs in as a {@link Layer}, which the tools of a dispatcher bring along.
+ * JSON-RPC 2.0 without I/O: a frame in, its answer out. Plain methods are entries in a Map. A protocol with method
+ * names of its own, such as MCP, plugs in as a {@link Layer}, which the tools of a dispatcher provide.
  *
- * A request is an object with `jsonrpc: "2.0"`, a string `method`, an `id` (string, number or null) and optional `params`
- * (array or object). Without `id` it is a notification, which is never answered. Responses are never answered either.
+ * A request is an object with `jsonrpc: "2.0"`, a string `method`, an `id` (string, number or null) and optional
+ * `params` (array or object). Without an `id` it is a notification, which is never answered. Responses are never
+ * answered either.
  *
  * @module
  */
@@ -25,11 +26,15 @@ export const INVALID_REQUEST = -32600;
 export const METHOD_NOT_FOUND = -32601;
 export const INVALID_PARAMS = -32602;
 export const INTERNAL_ERROR = -32603;
-/**
- * Begun and not known to be finished: the server stopped or died meanwhile, or it may have been done by one before it.
- */
+/** The request was begun and may not have finished: the server stopped or died, or an earlier one may have run it. */
 export const INTERRUPTED = 1001;
-/** The condition of a conditional write did not hold; `data.actual` is the present value. */
+/** There is too much to do; `data.retryAfterMs` says when to try again. */
+export const BUSY = 1002;
+/** The handler did not finish in time. */
+export const DEADLINE = 1003;
+/** The caller is not allowed. */
+export const DENIED = 1004;
+/** The condition of a conditional write did not hold; `data.actual` is the current value. */
 const CONFLICT = 1005;
 
 /** A request frame. */
@@ -39,17 +44,17 @@ export function rpcRequest(id: Id, method: string, params?: Json): JsonObject {
 
 /** A notification frame. */
 export function rpcNotification(method: string, params?: Json | object): JsonObject {
-  // `object` admits interfaces, which have no index signature. What is not JSON is found out when it is encoded.
+  // `object` admits interfaces, which have no index signature. The encoder rejects what is not JSON.
   return params === undefined ? { jsonrpc: '2.0', method } : { jsonrpc: '2.0', method, params: params as Json };
 }
 
-/** A response frame that carries a result. */
+/** A success response. */
 export function rpcResult(id: Id, result: Json): JsonObject {
   return { jsonrpc: '2.0', id, result };
 }
 
 /**
- * A response frame that carries an error. Without `id` it has no such member, which MCP requires if no id could be read.
+ * An error response. If `id` is undefined it has no such member, as MCP requires when no id could be read.
  */
 export function rpcError(id: Id | undefined, code: number, message: string, data?: Json): JsonObject {
   const error = data === undefined ? { code, message } : { code, message, data };
@@ -57,7 +62,7 @@ export function rpcError(id: Id | undefined, code: number, message: string, data
 }
 
 /**
- * Makes the error by which a handler rejects its params: JSON-RPC code -32602. Throw it.
+ * Makes the error with which a handler rejects its params: JSON-RPC code -32602. Throw it.
  *
  * @param message for the caller: what is wrong with the params
  * @param data for the caller; any JSON value
@@ -75,7 +80,17 @@ export function badParams(message: string, data?: Json | object): RpcError {
   return new RpcError(INVALID_PARAMS, message, data);
 }
 
-/** True for a valid id. Numbers beyond 2^53 are not: they have lost digits and could not be repeated unchanged. */
+/** Makes the error for too much to do: code 1002. */
+export function busy(what: string, retryAfterMs: number): RpcError {
+  return new RpcError(BUSY, `Busy: ${what}`, { retryAfterMs });
+}
+
+/** True for an {@link RpcError} with this code. */
+export function isRpc(cause: unknown, code: number): cause is RpcError {
+  return TechnocoreError.is(cause) && cause.code === 'rpc' && (cause as RpcError).rpc.code === code;
+}
+
+/** True for a valid id. Numbers beyond 2^53 have lost digits, so the answer could not repeat them unchanged. */
 export function isId(value: unknown): value is Id {
   return (
     typeof value === 'string' ||
@@ -85,8 +100,8 @@ export function isId(value: unknown): value is Id {
 }
 
 /**
- * The kind of one member of a frame. Anything with a `result` or an `error` and no `method` is a response, even if it is
- * malformed, so that two peers never answer each other's answers.
+ * The kind of a single frame. Anything with a `result` or `error` and no `method` is a response, even a malformed one,
+ * so that two peers never answer each other's answers.
  */
 export function classify(member: unknown): 'request' | 'notification' | 'response' | 'invalid' {
   if (!isObject(member)) return 'invalid';
@@ -100,9 +115,9 @@ export function classify(member: unknown): 'request' | 'notification' | 'respons
 /**
  * The result in a response.
  *
- * @throws an {@link RpcError} if the response carries an error
- * @throws a {@link TechnocoreError} `bad_response` if it does not have exactly one of result and error, or a malformed
- * error
+ * @throws an {@link RpcError} if the response is an error
+ * @throws a {@link TechnocoreError} `bad_response` if it does not have exactly one of result and error, or if the error
+ * is malformed
  */
 export function resultOf(response: unknown): Json {
   if (isObject(response) && response['jsonrpc'] === '2.0' && 'result' in response !== 'error' in response) {
@@ -116,7 +131,7 @@ export function resultOf(response: unknown): Json {
 }
 
 /**
- * A value as JSON would carry it. Plain data is returned as it is, anything else after a round trip through JSON.
+ * A value as JSON represents it. Plain data is returned unchanged, anything else after a round trip through JSON.
  *
  * @throws a {@link TechnocoreError} `bad_frame` if it is cyclic, holds a BigInt, or has no JSON form
  */
@@ -142,7 +157,7 @@ function isPlain(value: unknown, depth: number): boolean {
   return true;
 }
 
-/** True for a method name that belongs to MCP, whether there is such a method or not. */
+/** Whether a method name is reserved by MCP, even if no such method exists. */
 export function isMcpMethod(method: string): boolean {
   return /^(?:(?:server|tools|prompts|resources|completion|subscriptions|logging|notifications)\/|(?:initialize|ping)$)/.test(
     method,
@@ -154,8 +169,8 @@ export function isMcpMethod(method: string): boolean {
 /** What a {@link Handler} knows about the call that it answers. */
 export interface CallContext {
   /**
-   * Who calls, proved: the caller's `did:key`; over a parley session `parley:` and the base64url of the caller's node id;
-   * `''` for a call from inside this process. Decide by nothing else who may do what.
+   * The authenticated caller: a `did:key`; over a parley session, `parley:` and the base64url of the caller's node id;
+   * `''` for a call from inside this process. Base authorization on nothing else.
    */
   readonly from: string;
   /** The id of the request; undefined for a notification. */
@@ -163,37 +178,37 @@ export interface CallContext {
   /** The room or session through which the call came; `''` if there is none. */
   readonly room: string;
   /**
-   * Aborts when the server's deadline passes, when its drain ends, and when an MCP caller cancels. (An A2A task has a
-   * signal of its own.) A server does not learn that a plain call was given up: its deadline ends the handler.
+   * Aborts when the server's deadline passes, when its drain ends, and when an MCP caller cancels. (An A2A task has its
+   * own signal.) A server does not learn that the caller of a plain method gave up: the deadline ends the handler.
    */
   readonly signal: AbortSignal;
   /** The `_meta` member of the params, which is removed from them. Untrusted. */
   readonly meta: Record<string, unknown>;
   /**
-   * How early the caller was first answered, among all callers: 0 for the first; Infinity if it never was. Where
-   * something is scarce, prefer lower ranks: new keys cost nothing.
+   * The caller's place in the order in which callers were first answered: 0 for the first; Infinity if it never was.
+   * Prefer lower ranks where a resource is scarce: new keys cost nothing.
    */
   readonly rank: number;
-  /** Options that reach the service through which the call came, for handlers that use rooms and notes themselves. */
+  /** Options that reach the service the call came through, for handlers that use rooms and notes themselves. */
   readonly service: Options;
-  /** The most characters of one frame to the caller. */
+  /** The maximum length of a frame to the caller, in characters. */
   readonly limit: number;
   /**
-   * Sends a notification to the caller. Those who listen to the channel or read the caller's mailbox see it; {@link call}
-   * does not pass it on. Each is a write of the budget that answers need, so a server drops it (event `skipped`) while
-   * less than half of the budget is left or answers wait, and when it has not been written before the call is answered.
-   * Does nothing after the answer, or where nothing can be sent.
+   * Sends a notification to the caller. It reaches whoever listens to the channel or reads the caller's mailbox;
+   * {@link call} does not deliver it. Each takes a write from the budget that answers need, so a server drops it (event
+   * `skipped`) while less than half of the budget is left or answers are waiting, and if it has not been written when
+   * the call is answered. Does nothing after the answer, or where nothing can be sent.
    */
   readonly notify: (method: string, params?: Json | object) => void;
 }
 
 /**
- * Answers the calls of one method. What it returns, or its promise resolves to, is the result; undefined becomes null. If
- * it throws an {@link RpcError}, the caller gets that; a {@link Conflict} becomes code 1005, a {@link BadState} code
- * -32602, and anything else code -32603 without any detail.
+ * Handles the calls of one method. Its return value, awaited, is the result; undefined becomes null. If it throws an
+ * {@link RpcError}, the caller gets that error; a {@link Conflict} becomes code 1005, a {@link BadState} code -32602,
+ * and anything else code -32603 without details.
  *
- * An async generator answers with several results under one id, for protocols that allow it, as A2A does: each value that
- * it yields is sent before it is asked for the next, and what it returns is the last.
+ * An async generator answers with several results under one id, for protocols that allow it, such as A2A: each yielded
+ * value is sent before the next is requested, and the returned value comes last.
  *
  * The first parameter holds the params of the request, without `_meta`. They are untrusted JSON and have not been
  * checked.
@@ -219,7 +234,7 @@ function marked(handler: Handler, mark: symbol): Handler {
   return Object.assign((params: unknown, context: CallContext) => handler(params, context), handler, { [mark]: true });
 }
 
-function has(handler: Handler | undefined, mark: symbol): boolean {
+function isMarked(handler: Handler | undefined, mark: symbol): boolean {
   return (handler as { [mark: symbol]: unknown } | undefined)?.[mark] === true;
 }
 
@@ -229,10 +244,10 @@ export function localOnly(handler: Handler): Handler {
 }
 
 /**
- * Declares that a handler may run twice for the same request without harm. A request of such a method that was
- * interrupted by the end of a server is run again, where others are answered with error 1001.
+ * Declares that a handler may run twice for the same request without harm. If a server ends while such a request is
+ * running, the request is run again after the restart; others are answered with error 1001.
  *
- * @returns a handler to be registered in place of the one given
+ * @returns a handler to register in place of the given one
  * @throws a {@link TechnocoreError} `bad_option` if it is not a function
  * @example
  * ```ts
@@ -246,8 +261,8 @@ export function idempotent(handler: Handler): Handler {
 }
 
 /**
- * Declares that a handler mostly waits: a server sets it no deadline, and does not count it among the handlers that run.
- * It must bound how many of its calls wait, and end when its signal aborts.
+ * Declares that a handler mostly waits: a server gives it no deadline and does not count it towards `concurrency`. It
+ * must limit how many of its calls wait, and end when its signal aborts.
  */
 export function staysOpen(handler: Handler): Handler {
   return marked(handler, STAYS_OPEN);
@@ -255,35 +270,35 @@ export function staysOpen(handler: Handler): Handler {
 
 // --- the dispatcher ----------------------------------------------------------------------------------------------
 
-/** Where a frame came from, and what may be sent before its answer. All members are optional. */
+/** Where a frame came from, and how to send what precedes its answer. All members are optional. */
 export interface DispatchContext {
-  /** The caller's identity, already verified: usually a DID. Absent for a call from inside this process. */
+  /** The caller's verified identity, usually a DID. Absent for a call from inside this process. */
   from?: string | undefined;
-  /** The room or session through which the frame came. */
+  /** The room or session that the frame came through. */
   room?: string | undefined;
-  /** Options (base, `fetch`, clock) that reach the service through which it came. */
+  /** Options (base, `fetch`, clock) that reach the service it came through. */
   service?: Options | undefined;
   /** Aborts the handlers of this frame. Default: a signal that aborts when the dispatcher is closed. */
   signal?: AbortSignal | undefined;
   /**
-   * Takes the frames that precede the answer (progress, log lines, parts of a stream) and those of subscriptions. It must
-   * neither throw nor reject. If it returns a promise, that resolves once the frame is sent: to false if it never will
-   * be, or to an {@link RpcError} that says why.
+   * Sends the frames that precede the answer (progress, log lines, parts of a stream) and those of subscriptions. It must
+   * neither throw nor reject. If it returns a promise, that resolves once the frame is sent; if it never will be, to false
+   * or to an {@link RpcError} that says why.
    */
   emit?: ((frame: Json) => unknown) | undefined;
-  /** Takes the notifications of {@link CallContext.notify}, which may be dropped. Default: `emit`. */
+  /** Sends the notifications of {@link CallContext.notify}, which may be dropped. Default: `emit`. */
   tell?: ((frame: Json) => unknown) | undefined;
-  /** The most characters of one frame to the caller, by which lists are cut into pages. Default {@link MAX_TEXT}. */
+  /** The maximum length of a frame to the caller, in characters; lists are paged to fit. Default {@link MAX_TEXT}. */
   limit?: number | undefined;
-  /** The caller's {@link CallContext.rank}; default Infinity. Where something is scarce, lower ranks go first. */
+  /** The caller's {@link CallContext.rank}; default Infinity. */
   rank?: number | undefined;
-  /** Called with what a handler threw when the caller gets only "Internal error". */
+  /** Called with what a handler threw if the caller gets only "Internal error". */
   onError?: ((error: unknown, method: string) => void) | undefined;
 }
 
-/** A protocol with method names of its own, as it plugs into a dispatcher. MCP is one. */
+/** A protocol with method names of its own, such as MCP, that plugs into a dispatcher. */
 export interface Layer {
-  /** True for a method name that belongs to the protocol, whether there is such a method or not. */
+  /** Whether a method name belongs to the protocol, even if no such method exists. */
   owns(method: string): boolean;
   /** Answers a well-formed request with such a name. Never throws or rejects. */
   request(frame: JsonObject, context: DispatchContext): Json | undefined | Promise<Json | undefined>;
@@ -293,7 +308,7 @@ export interface Layer {
   acts(frame: JsonObject): boolean;
   /** Whether a request may run twice without harm. */
   idempotent(frame: JsonObject): boolean;
-  /** Whether a request stays unanswered for long by its nature, as a subscription does. */
+  /** Whether a request stays open for a long time by design, as a subscription does. */
   staysOpen(frame: JsonObject): boolean;
   /** The id of the request that a notification cancels; undefined if it cancels none. */
   cancels(frame: JsonObject): Id | undefined;
@@ -301,21 +316,21 @@ export interface Layer {
   close(): void;
 }
 
-/** Makes the {@link Layer} of a dispatcher out of the dispatcher's options. */
+/** Makes the {@link Layer} of a dispatcher from the dispatcher's options. */
 export type MakeLayer = (o: DispatcherOptions) => Layer;
 
-/** What a dispatcher knows of a tool: how to make the layer that calls it. */
+/** What a dispatcher knows about a tool: how to make the layer that calls it. */
 export interface Layered {
   /** Makes that layer. */
   readonly layer?: MakeLayer;
 }
 
-/** The name and version of a client or server, and what else it says about itself (MCP Implementation). */
+/** The name and version of a client or server, with any other details (MCP's `Implementation`). */
 export type Implementation = { name: string; version: string; [member: string]: Json };
 
-/** Options of {@link createDispatcher}: what it answers with. */
+/** Options of {@link createDispatcher}. */
 export interface DispatcherOptions {
-  /** Plain methods by name. Looked up at each call, so that methods may be added and removed. */
+  /** Plain methods by name. Looked up at each call, so methods may be added and removed at any time. */
   methods?: Map<string, Handler> | undefined;
   /**
    * MCP tools by name. With a tools map, even an empty one, the dispatcher answers MCP's methods, and an error whose
@@ -326,46 +341,47 @@ export interface DispatcherOptions {
   serverInfo?: Implementation | undefined;
   /** What a model should know about the server; part of the answer to MCP's `server/discover`. */
   instructions?: string | undefined;
-  /** The most tools on one page of `tools/list`. Pages are also cut so that each fits into one frame. */
+  /** The maximum number of tools on a page of `tools/list`. Pages are also cut so that each fits into a frame. */
   pageSize?: number | undefined;
   /**
-   * A secret of 32 bytes that seals the state handed to MCP callers. Default: random, so that none survives a restart.
+   * A secret of 32 bytes that seals the state handed to MCP callers. Default: random, so such state does not survive a
+   * restart.
    */
   stateKey?: Uint8Array | undefined;
-  /** The source of time. Default: the machine's clock. */
+  /** The source of time. Default: the system clock. */
   clock?: Clock | undefined;
   /** The layer to use while `tools` is empty. Default: MCP. */
   layer?: MakeLayer | undefined;
-  /** Whether requests that are too long for a message are read from notes; announced to MCP clients. Default false. */
+  /** Whether requests that are too long for a message are read from notes; advertised to MCP clients. Default false. */
   spills?: boolean | undefined;
-  /** Whether an error whose request has no readable id has the id null although there are tools. Default false. */
+  /** Whether an error whose request has no readable id has the id null even if there are tools. Default false. */
   nullId?: boolean | undefined;
 }
 
 /** JSON-RPC 2.0 without a transport: made by {@link createDispatcher}. */
 export interface Dispatcher {
   /**
-   * Answers a frame: a parsed one, a batch, or the text of either. Never rejects.
+   * Answers a parsed frame, a batch, or the text of either. Never rejects.
    *
-   * @returns the answer; undefined if nothing is to be sent back
+   * @returns the answer; undefined if nothing should be sent back
    */
   dispatch(frame: unknown, context?: DispatchContext): Promise<Json | undefined>;
-  /** Whether a request or notification runs or changes anything. One that does not need not be remembered. */
+  /** Whether a request or notification runs or changes anything. If not, it need not be remembered. */
   acts(frame: unknown): boolean;
   /** Whether a request may run twice without harm: see {@link idempotent}. */
   idempotent(frame: unknown): boolean;
-  /** Whether a request is a subscription: it stays open for long and does no work meanwhile. */
+  /** Whether a request is a subscription, which stays open for a long time without doing work. */
   staysOpen(frame: unknown): boolean;
   /** The id of the request that a notification cancels; undefined if it cancels none. */
   cancels(frame: unknown): Id | undefined;
-  /** Whether an array is a batch, whose members are answered one by one. Any other array gets one error. */
+  /** Whether an array is a batch, whose members are answered one by one. Any other array gets a single error. */
   batchable(frames: unknown[]): boolean;
   /**
-   * The answer to a member of a frame that is not a request, notification or response; undefined if nothing is to be sent
-   * back. Never runs anything.
+   * The answer to a value that is not a request, notification or response; undefined if nothing should be sent back.
+   * Never runs anything.
    */
   invalid(member: unknown): Json | undefined;
-  /** Ends subscriptions, and aborts the handlers that run without a signal of their caller's. */
+  /** Ends subscriptions, and aborts the handlers that run without a signal from their caller. */
   close(): void;
 }
 
@@ -402,7 +418,7 @@ export class Call implements CallContext {
     return this.#outer.rank ?? NEVER;
   }
 
-  /** A getter, so that `({ notify }) => …` works and a call that sends no notification makes no closure. */
+  /** A getter, so that `({ notify }) => …` works and calls that send no notification create no closure. */
   get notify(): (method: string, params?: Json | object) => void {
     return (method, params) => void this.#send(this.#outer.tell ?? this.#outer.emit, rpcNotification(method, params));
   }
@@ -411,7 +427,7 @@ export class Call implements CallContext {
     return this.#outer.limit ?? MAX_TEXT;
   }
 
-  /** Sends a frame to the caller, unless the call is answered already. */
+  /** Sends a frame to the caller, unless the call has been answered. */
   emit(frame: JsonObject): unknown {
     return this.#send(this.#outer.emit, frame);
   }
@@ -420,7 +436,7 @@ export class Call implements CallContext {
     return this.#over ? undefined : sink?.(toJson(frame));
   }
 
-  /** Sends one of several results. @throws RpcError if it cannot be sent */
+  /** Sends one of several results. @throws an {@link RpcError} if it cannot be sent */
   async item(result: unknown): Promise<void> {
     if (this.id === undefined) return;
     const sent = await this.emit(rpcResult(this.id, toJson(result)));
@@ -433,7 +449,7 @@ export class Call implements CallContext {
     return this.#over;
   }
 
-  /** Ends the call: nothing is emitted any more. */
+  /** Ends the call: nothing more is emitted. */
   end(): void {
     this.#over = true;
   }
@@ -452,7 +468,7 @@ export class Call implements CallContext {
   }
 }
 
-/** What a caller learns of an error. */
+/** What the caller is told about an error. */
 function describe(error: unknown): [code: number, message: string, data?: Json] {
   if (TechnocoreError.is(error)) {
     if (error.code === 'rpc') {
@@ -461,7 +477,7 @@ function describe(error: unknown): [code: number, message: string, data?: Json] 
         try {
           return data === undefined ? [code, message] : [code, message, toJson(data)];
         } catch {
-          // Data that JSON cannot carry is an error of the handler like any other.
+          // Data that JSON cannot represent is an internal error of the handler.
         }
       }
     } else if (error.code === 'bad_state') {
@@ -499,7 +515,7 @@ class JsonRpc implements Dispatcher {
     checkNumbers(o, ['pageSize']);
   }
 
-  /** Made at first use: most handlers never look at their signal. */
+  /** Created on first use: most handlers never look at their signal. */
   get signal(): AbortSignal {
     return (this.#closing ??= new AbortController()).signal;
   }
@@ -523,8 +539,8 @@ class JsonRpc implements Dispatcher {
     const member = frame as JsonObject;
     const method = member['method'] as string;
     const handler = this.#methods.get(method);
-    // Only asked about remote calls, for which a local method does not exist.
-    return handler === undefined ? this.#owner(method)?.acts(member) === true : !has(handler, LOCAL_ONLY);
+    // Only used for remote calls, for which local methods do not exist.
+    return handler === undefined ? this.#owner(method)?.acts(member) === true : !isMarked(handler, LOCAL_ONLY);
   }
 
   idempotent(frame: unknown): boolean {
@@ -535,13 +551,13 @@ class JsonRpc implements Dispatcher {
     return this.#declares(frame, 'staysOpen', STAYS_OPEN);
   }
 
-  /** Whether a request is declared to be something, by the mark of its handler or by its layer. */
+  /** Whether a request has a property, according to the mark on its handler or to its layer. */
   #declares(frame: unknown, what: 'idempotent' | 'staysOpen', mark: symbol): boolean {
     if (classify(frame) !== 'request') return false;
     const request = frame as JsonObject;
     const method = request['method'] as string;
     const handler = this.#methods.get(method);
-    return handler === undefined ? this.#owner(method)?.[what](request) === true : has(handler, mark);
+    return handler === undefined ? this.#owner(method)?.[what](request) === true : isMarked(handler, mark);
   }
 
   cancels(frame: unknown): Id | undefined {
@@ -567,7 +583,7 @@ class JsonRpc implements Dispatcher {
 
   async #batch(frames: unknown[], context: DispatchContext): Promise<Json | undefined> {
     if (!this.batchable(frames)) {
-      return rpcError(this.#errorId(undefined), INVALID_REQUEST, 'Invalid Request: this array is no batch');
+      return rpcError(this.#errorId(undefined), INVALID_REQUEST, 'Invalid Request: this array is not a batch');
     }
     const answers = await Promise.all(frames.map((frame) => this.#one(frame, context)));
     const sent = answers.filter((answer) => answer !== undefined);
@@ -581,7 +597,7 @@ class JsonRpc implements Dispatcher {
     if (kind === 'invalid') return this.invalid(frame);
     const method = member['method'] as string;
     const handler = this.#methods.get(method);
-    if (handler !== undefined && !(context.from !== undefined && has(handler, LOCAL_ONLY))) {
+    if (handler !== undefined && !(context.from !== undefined && isMarked(handler, LOCAL_ONLY))) {
       return this.#run(handler, method, member, context);
     }
     const layer = this.#owner(method);
@@ -612,7 +628,7 @@ class JsonRpc implements Dispatcher {
     }
   }
 
-  /** Sends what a generator yields. @returns what it returned */
+  /** Sends what a generator yields. @returns its return value */
   async #drain(results: AsyncGenerator, call: Call): Promise<unknown> {
     try {
       for (;;) {
@@ -649,7 +665,8 @@ class JsonRpc implements Dispatcher {
   }
 
   /**
-   * The id of an answer to an invalid request: the id if it can be read, else null, or where MCP is spoken no id member.
+   * The id in the answer to an invalid request: the request's id if it can be read, else null, or no id where MCP is
+   * spoken.
    */
   #errorId(id: unknown): Id | undefined {
     if (this.#o.nullId || this.#layered() === undefined) return isId(id) ? id : null;
@@ -657,7 +674,7 @@ class JsonRpc implements Dispatcher {
   }
 }
 
-/** Makes a dispatcher of the methods and tools given, and nothing else. */
+/** Makes a dispatcher with the given methods and tools and no others. */
 export function createDispatcher(o: DispatcherOptions = {}): Dispatcher {
   return new JsonRpc(o);
 }
@@ -666,8 +683,8 @@ const NONE: Map<string, any> = new Map();
 const shared = new WeakMap<Map<string, Handler>, WeakMap<Map<string, Layered>, Dispatcher>>();
 
 /**
- * {@link Dispatcher.dispatch} through a dispatcher that is made once for each pair of `methods` and `tools`. Other
- * options count only when it is made.
+ * {@link Dispatcher.dispatch} on a dispatcher that is cached for each pair of `methods` and `tools`. Other options
+ * count only when it is created.
  */
 export function dispatch(
   frame: unknown,

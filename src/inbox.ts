@@ -1,5 +1,5 @@
 /**
- * Inboxes: all conversations whose answers come through one channel, or into one mailbox, share one listener.
+ * Inboxes: all conversations whose answers arrive through one channel or mailbox share one listener.
  *
  * @module
  */
@@ -15,25 +15,27 @@ import { fingerprint, isDid } from './names.ts';
 import type { Signer } from './signer.ts';
 import { FRAME_MEMBER } from './spill.ts';
 
-/** A conversation, as an inbox knows it. */
+/** A conversation that waits in an inbox. */
 export interface Waiting {
-  /** Gets responses with the id of the conversation, and all notifications. */
+  /** Called with responses that have the conversation's id, and with all notifications. */
   take(frame: JsonObject, kind: 'response' | 'notification' | 'spilled', from: string, at?: number): void;
-  /** Messages that were written before that time were lost, the answer perhaps among them. */
+  /** Called when messages written before the given time were lost, perhaps including the answer. */
   lost(gap: RingGap, before?: number): void;
-  /** No answer can come any more. */
+  /** Called when no answer can come any more. */
   fail(cause: unknown): void;
 }
 
-/** The conversations whose answers come through one channel, or into one mailbox. */
+/** The conversations whose answers arrive through one channel or mailbox. */
 export class Inbox {
-  /** A random part of the ids that we make, which tells them from those of other clients and of earlier runs. */
+  /**
+   * The random part of the ids that we generate, which distinguishes them from those of other clients and earlier runs.
+   */
   readonly tag: string;
   readonly #t: Transport;
   readonly #waiting = new Map<string, Waiting>();
   #count = 0;
   #users = 0;
-  /** In how many messages the answers are likely to come. */
+  /** The number of messages in which the answers are likely to come. */
   #due = 0;
   #session: Session | undefined;
 
@@ -47,10 +49,10 @@ export class Inbox {
   }
 
   /**
-   * Adds a user. The first one starts the listening, the last one to leave ends it.
+   * Adds a user. The first one starts the listener; the last one to leave ends it.
    *
-   * @param share the part of a message that the answer is likely to take, at most 1
-   * @returns a function by which the user leaves; once it is returned, no later answer can be missed
+   * @param share the share of a message that the answer is likely to take, at most 1
+   * @returns a function with which the user leaves; once it is returned, no later answer can be missed
    */
   async enter(channel: Channel, share: number, signal: AbortSignal): Promise<() => void> {
     this.#users++;
@@ -73,7 +75,7 @@ export class Inbox {
     }
   }
 
-  /** Begins to listen. What an earlier listener, which has not ended yet, still gets does not count. */
+  /** Starts to listen. Messages that an earlier listener still gets before it ends are ignored. */
   #listen(channel: Channel): Session {
     const stop = new AbortController();
     let session: Session | undefined;
@@ -136,27 +138,27 @@ export class Inbox {
   }
 }
 
-/** One stretch of listening. */
+/** One period of listening. */
 interface Session {
   ready: Promise<() => void>;
   stop(): void;
 }
 
 /**
- * Whether a key may ask under an id. The ids that {@link call} makes name the key that asks: otherwise anybody could copy
- * an id out of a mailbox, and the answer to his own request would go to whoever waits under that id.
+ * Whether a key may use an id for a request. The ids that {@link call} generates name the key that asks: otherwise
+ * anybody could copy an id from a mailbox, and the answer to their own request would go to whoever waits under that id.
  *
  * @internal
  */
 export function mayUseId(did: string, id: unknown): boolean {
   const minted = typeof id === 'string' ? /^([0-9a-f]{16})\.[\w-]{8}\.\d+\.\d+$/.exec(id) : null;
-  // On a channel whose identities are not DIDs there are only two, and nobody else's id to copy.
+  // A channel whose identities are not DIDs has only two ends, so there is no third party's id to copy.
   return minted === null || !isDid(did) || minted[1] === fingerprint(did);
 }
 
 const INBOXES = {};
 const channelInboxes = new WeakMap<Channel, Inbox>();
-/** How many mailboxes have their inbox kept: a client usually has one. */
+/** For how many mailboxes the inbox is kept; a client usually has one. */
 const MAX_INBOXES = 256;
 
 /** The inbox of a channel, or of all channels with one reply room. */
@@ -165,7 +167,7 @@ export function inboxOf(t: Transport, at: Channel | string): Inbox {
   const inboxes = sharedOf(t, INBOXES, () => new Map<string, Inbox>());
   let inbox = inboxes.get(at);
   if (!inbox) {
-    // An inbox that is forgotten in use lives on with its users; later calls just do not share it.
+    // An inbox that is evicted while in use lives on with its users; later calls just do not share it.
     remember(inboxes, at, (inbox = new Inbox(t)), MAX_INBOXES);
   }
   return inbox;

@@ -1,8 +1,8 @@
 /**
- * A state on disk, as a log of JSON lines, each of which is on disk before anybody acts upon it. The log is rewritten
- * when it has become too long for the state. Only the last line can have been cut by a crash, and nobody has acted upon
- * that. Any other line that cannot be read is damage, and the file is refused. Needs Node (or Bun, Deno), for which it
- * asks at call time only.
+ * Persistent state as a write-ahead log of JSON lines: each line is on disk before anybody acts on it. The log is
+ * compacted when it has grown too long for the state. A crash can truncate only the last line, which nobody has acted
+ * on. Any other unreadable line is damage, and the file is refused. Needs Node, Bun or Deno, which is looked up at call
+ * time only.
  *
  * @module
  */
@@ -11,24 +11,24 @@ import { TechnocoreError, Unavailable } from './errors.ts';
 import { Files, type Log, systemCode } from './files.ts';
 import { encodeLong, type Json } from './frames.ts';
 
-/** A state that a journal keeps. */
+/** State that a journal persists. */
 export interface Journaled {
-  /** The name of the state in errors. */
+  /** What the state is called in errors. */
   readonly what: string;
-  /** The first line, without a line end. */
+  /** The first line of the log, without a line break. */
   readonly header: string;
-  /** The code of the error for a file that is damaged or something else, and what that means for the operator. */
+  /** The error code for a file that is damaged or something else, and what that means for the operator. */
   readonly damage: { code: string; meaning: string };
-  /** Applies a line of the log. @returns false if it is not a valid line */
+  /** Applies a line of the log. @returns false if the line is not valid */
   restore(line: unknown): boolean;
-  /** The shortest log that restores the state, each line with its end. */
+  /** The shortest log that restores the state, each line with its line break. */
   lines(): string;
 }
 
-/** How many bytes longer than necessary a log may become before it is rewritten. */
+/** How much longer than twice its minimum length a log may become before it is compacted, bytes. */
 const SLACK = 1 << 20;
 
-/** The log of a state. */
+/** The log of some state. */
 export class Journal {
   readonly #of: Journaled;
   readonly #log: Log;
@@ -47,10 +47,10 @@ export class Journal {
   }
 
   /**
-   * Restores a state from its log, and rewrites the log.
+   * Restores state from its log, and compacts the log.
    *
-   * @param text what the log holds; undefined if there is none yet
-   * @throws a {@link TechnocoreError} with the code of `damage`; the log is left as it is
+   * @param text the contents of the log; undefined if there is none yet
+   * @throws a {@link TechnocoreError} with the code of `damage`; the log is left unchanged
    */
   static async open(
     of: Journaled,
@@ -60,11 +60,10 @@ export class Journal {
     release: () => Promise<void> = async () => {},
   ): Promise<Journal> {
     const header = `${of.header}\n`;
-    // A file that is shorter than its header was cut before anything else was written into it.
+    // A file that is shorter than its header was truncated before anything else was written.
     if (text !== undefined && !header.startsWith(text)) {
       const lines = text.split('\n');
-      // Empty after a complete line; else the part of one that was cut. Nobody has acted upon it, even if it looks
-      // complete.
+      // Empty after a complete line, else a truncated one. Nobody has acted on it, even if it looks complete.
       const rest = lines.pop()!;
       const damaged = lines.findIndex((line, i) => (i === 0 ? line !== of.header : !restored(of, line)));
       if (damaged >= 0 || lines.length === 0) {
@@ -82,11 +81,11 @@ export class Journal {
   }
 
   /**
-   * {@link open} for a file, under a lock: one process has it at a time.
+   * {@link open} for a file, under a lock that lets one process have it at a time.
    *
-   * @param path the file; created if it does not exist, in a directory that does
+   * @param path the file; created if it does not exist, but its directory must
    * @throws a {@link TechnocoreError} with the code of `damage`
-   * @throws an {@link Unavailable} if another process has it, or the file system refuses, or there is none
+   * @throws an {@link Unavailable} if another process has it open, or if the file system refuses or is missing
    */
   static async openFile(of: Journaled, path: string, clock: Clock = systemClock): Promise<Journal> {
     const files = new Files();
@@ -109,17 +108,17 @@ export class Journal {
     }
   }
 
-  /** @throws an {@link Unavailable} if the log could not be written before, or is closed */
+  /** @throws an {@link Unavailable} if an earlier write failed, or the log is closed */
   check(): void {
     if (this.#failure) throw this.#failure;
   }
 
-  /** Adds a line, which is written together with the next one of {@link write}. */
+  /** Adds a line, to be written together with the next {@link write}. */
   add(line: Json): void {
     this.#waiting += `${encodeLong(line)}\n`;
   }
 
-  /** Writes a line; resolves once it is on disk. Lines that come while others are being written share the next write. */
+  /** Writes a line; resolves once it is on disk. Lines added while a write is under way share the next one. */
   write(line: Json): Promise<void> {
     this.add(line);
     this.#next ??= this.#last.then(() => {
@@ -145,7 +144,7 @@ export class Journal {
       this.#length = lines.length;
       this.#compactAt = 2 * lines.length + SLACK;
     } catch (cause) {
-      // What is on disk is now unknown. To go on, the file must be opened again.
+      // What is on disk is now unknown, so the file must be reopened before anything else is written.
       this.#failure = new Unavailable(`the ${this.#of.what} cannot be written: ${systemCode(cause) ?? cause}`, cause);
       throw this.#failure;
     }

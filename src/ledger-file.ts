@@ -1,6 +1,6 @@
 /**
- * A ledger and a cursor in files: a server that was killed goes on where it was, runs nothing twice, and serves what came
- * meanwhile. Needs a runtime with files (Node, Bun, Deno), for which it asks at call time only.
+ * A ledger and a cursor in files: a server that was killed continues where it stopped, runs nothing twice, and serves
+ * what came meanwhile. Needs a runtime with files (Node, Bun, Deno), which is looked up at call time only.
  *
  * @module
  */
@@ -13,14 +13,14 @@ import { type Admission, type Ledger, type LedgerLimits, type LedgerMessage, Led
 import { isNonce } from './names.ts';
 import type { CursorStore, Place } from './rooms.ts';
 
-// --- what the lines say ------------------------------------------------------------------------------------------
+// --- the lines of the log ----------------------------------------------------------------------------------------
 
 /** A request that was begun. */
 type Begun = [id: string, digest: string, reply?: string];
 
 /**
- * A line of the log. It holds what was decided, not what was asked, so that later limits do not change it. Each happened
- * at the time of the last `time` line before it, which is the ledger's own time.
+ * A line of the log. It records decisions, not requests, so that later limits do not change them. Each happened at the
+ * time of the last `time` line before it, in the ledger's own time.
  */
 type Line =
   | ['time', ms: number]
@@ -60,7 +60,7 @@ class LoggedState extends LedgerState implements Journaled {
   readonly damage = {
     code: 'bad_ledger',
     meaning:
-      'what was done already is unknown. It was left unchanged: repair it, or move it away once no request that it may have known can come again',
+      'what was done already is unknown. It was left unchanged: repair it, or move it away once no request in it can come again',
   };
 
   restore(value: unknown): boolean {
@@ -77,7 +77,7 @@ class LoggedState extends LedgerState implements Journaled {
     else {
       const [, from, room, nonce, begun] = line;
       if (nonce !== null) this.raise(`${from} ${room}`, BigInt(nonce));
-      // Begun by an earlier process: unless its answer follows, nobody will finish it.
+      // Begun by an earlier process: unless its answer follows, it will never be finished.
       for (const [id, digest, reply] of begun) this.put(from, id, digest, reply).orphan = true;
     }
   }
@@ -115,7 +115,7 @@ class LoggedState extends LedgerState implements Journaled {
 
 // --- the ledger --------------------------------------------------------------------------------------------------
 
-/** How much of the ledger's time may pass before it is written, ms. */
+/** How often the ledger's time is logged, ms. */
 const TIME_MS = 10_000;
 
 /** A ledger that writes a log. */
@@ -150,7 +150,7 @@ class LoggedLedger implements Ledger {
     await this.#write(['answer', from, id, answer]);
   }
 
-  // It does not matter when these two reach the disk: the next write takes them along.
+  // These two need not reach the disk at once: the next write includes them.
   sent(from: string, id: string): void {
     this.#state.sent(from, id);
     this.#add(['sent', from, id]);
@@ -161,7 +161,7 @@ class LoggedLedger implements Ledger {
     this.#add(['forget', from, id]);
   }
 
-  /** Tells the time before the next line, not while there is none: a server that nobody asks would fill the memory. */
+  /** Logs the time only before another line: otherwise an idle server would fill the memory. */
   #tellTime(): void {
     const { time } = this.#state;
     if (time - this.#timed < TIME_MS) return;
@@ -189,7 +189,7 @@ class LoggedLedger implements Ledger {
  * Makes a ledger that writes a log.
  *
  * @internal
- * @param text what the log holds; undefined if there is none yet
+ * @param text the contents of the log; undefined if there is none yet
  */
 export async function loggedLedger(
   name: string,
@@ -202,17 +202,17 @@ export async function loggedLedger(
 }
 
 /**
- * Opens a ledger in a file, for one server at a time. With it, {@link serve} runs no handler twice for one request even
- * if the process is killed: a request that was begun and not answered is answered with error 1001, or run again if its
- * method is {@link idempotent}. Close it after `serve` has resolved.
+ * Opens a ledger in a file, for one server at a time. With it, {@link serve} runs no handler twice for one request,
+ * even if the process is killed: a request that was begun but not answered is answered with error 1001, or run again if
+ * its method is {@link idempotent}. Close it after `serve` has resolved.
  *
- * @param path the file; created if it does not exist, in a directory that does
+ * @param path the file; created if it does not exist, but its directory must
  * @param limits how much is kept: see {@link LedgerLimits}
- * @param clock the source of time; default: the machine's clock
+ * @param clock the source of time; default: the system clock
  * @throws a {@link TechnocoreError} `bad_ledger` if the file is damaged or something else, which is left unchanged;
  * `bad_option` if the limits have other members
- * @throws an {@link Unavailable} if another process still has the file after 30 seconds (there is a console warning after
- * two), or the file system refuses, or the platform has none
+ * @throws an {@link Unavailable} if another process still has the file open after 30 seconds (there is a console
+ * warning after two), or if the file system refuses or is missing
  * @example
  * ```ts
  * import { fileCursor, fileLedger, serve, Signer } from 'technocore-rpc';
@@ -236,11 +236,11 @@ function refused(cause: unknown, path: string): TechnocoreError {
 // --- the cursor --------------------------------------------------------------------------------------------------
 
 /**
- * Keeps in a file how far a server has read its mailboxes. With it as the option `cursor`, {@link serve} goes on where it
- * was, so that requests which came while it was down are served. For one process at a time.
+ * Stores in a file how far a server has read its mailboxes. With it as the option `cursor`, {@link serve} continues
+ * where it stopped, so that requests that came while it was down are served. For one process at a time.
  *
- * @param path the file; created when first needed, in a directory that exists. Nothing is read or written before the
- * server starts. A file that holds something else is left as it is: `serve` then throws {@link TechnocoreError}
+ * @param path the file; created when first needed, in an existing directory. Nothing is read or written before the
+ * server starts. If the file holds something else, it is left unchanged, and `serve` throws a {@link TechnocoreError}
  * `bad_cursor`
  */
 export function fileCursor(path: string): CursorStore {
@@ -280,7 +280,7 @@ async function readPlaces(path: string): Promise<Map<string, Place>> {
   } catch (cause) {
     throw new TechnocoreError(
       'bad_cursor',
-      `${path} does not contain positions in rooms. It was left unchanged: repair it, or move it away to begin with what comes from now on`,
+      `${path} does not contain positions in rooms. It was left unchanged: repair it, or move it away to begin with new messages`,
       cause,
     );
   }

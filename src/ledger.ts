@@ -1,7 +1,8 @@
 /**
- * The ledger: who asked what, and what was answered, so that no handler runs twice for one request. Requests are known by
- * (DID, id) and a digest of method and params. In addition, each key in each room has a floor below which its nonces are
- * not accepted, so that a signed message is never taken twice, however much later somebody posts its bytes again.
+ * The ledger: who asked what, and what was answered, so that no handler runs twice for one request. Requests are
+ * identified by (DID, id) and a digest of method and params. In addition, each key has a floor in each room, below
+ * which its nonces are not accepted, so that a signed message is never accepted twice, however much later somebody
+ * replays it.
  *
  * @module
  */
@@ -16,22 +17,23 @@ export interface LedgerRequest {
   id: string;
   /** The digest of method and params. */
   digest: string;
-  /** True if nothing runs for it: then it is judged like any other, but not remembered. */
+  /** True if nothing runs for it: it is judged like any other request, but not remembered. */
   passing?: boolean;
-  /** The mailbox that the request names for the answer, if it does. There, an id belongs to one key at a time. */
+  /** The mailbox that the request names for its answer, if any. There, an id belongs to one key at a time. */
   reply?: string;
-  /** The request itself, for ledgers that report it. It need not be kept. */
+  /** The request itself, for ledgers that report it. It need not be stored. */
   frame?: { [member: string]: Json };
 }
 
-/** A message that holds requests, notifications or both, as a server shows it to its ledger. */
+/** A message with requests, notifications or both, as a server presents it to its ledger. */
 export interface LedgerMessage {
   /** The DID that signed it. */
   from: string;
-  /** The room in which it came. */
+  /** The room it came through. */
   room: string;
   /**
-   * Its nonce: decimal digits that rise with every message of one key in one room. Absent on channels without replays.
+   * Its nonce: decimal digits that rise with every message of one key in one room. Absent on channels where nothing can
+   * be replayed.
    */
   nonce?: string;
   /**
@@ -40,41 +42,43 @@ export interface LedgerMessage {
    */
   at?: number;
   /**
-   * What was signed before this time may be known to another ledger and not to this one; in milliseconds since the epoch,
-   * by the service's clock.
+   * Messages signed before this time may be known to another ledger but not to this one; in milliseconds since the
+   * epoch by the service's clock.
    */
   after?: number | undefined;
   /** Its requests, in order. */
   requests: LedgerRequest[];
-  /** True if nothing at all runs for it: then its nonce is not remembered either. */
+  /** True if nothing at all runs for it: its nonce is not remembered either. */
   passing?: boolean;
   /**
-   * The {@link CallContext.rank} of its key; default 0. Keys of high rank do not get the last free places of the ledger.
+   * The {@link CallContext.rank} of its key; default 0. Keys with a high rank do not get the last free places in the
+   * ledger.
    */
   rank?: number;
 }
 
 /**
- * The decision of a ledger about a request, by `kind`:
+ * A ledger's decision about a request, by `kind`:
  *
  * - `new`: run it.
  *
- * - `running`: ignore it, it runs already.
+ * - `running`: ignore it; it is already running.
  *
  * - `answered`: send the stored `answer` again; `sent` tells whether it was sent before.
  *
- * - `old`: ignore it, its message was taken before.
+ * - `old`: ignore it; its message was admitted before.
  *
- * - `differs`: refuse it, the id stands for another request of this key.
+ * - `differs`: refuse it; this key used the id for another request.
  *
- * - `taken`: ignore it, another key waits for an answer under this id in the same mailbox and would take this one for it.
+ * - `taken`: ignore it; another key waits in the same mailbox for an answer under this id, and would mistake this one for
+ * its own.
  *
- * - `interrupted`: answer so, for an earlier process began it and died. Given once; then the request is `running`.
+ * - `interrupted`: answer with error 1001; an earlier process began it and died. Given once; then it is `running`.
  *
- * - `before`: it was signed before this ledger began, or too long ago for it to know, so it may have run. Signed again
- * with a nonce above `nonce`, it is accepted.
+ * - `before`: it was signed before this ledger began, or too long ago for the ledger to know, so it may have run. If it is
+ * signed again with a nonce above `nonce`, it is accepted.
  *
- * - `full`: refuse it for now, there is no room to remember it; `retryAfterMs` in milliseconds.
+ * - `full`: refuse it for now; there is no room to remember it. Try again after `retryAfterMs` milliseconds.
  */
 export type Verdict =
   | { kind: 'new' | 'running' | 'old' | 'differs' | 'taken' | 'interrupted' }
@@ -82,54 +86,55 @@ export type Verdict =
   | { kind: 'before'; nonce: string }
   | { kind: 'full'; retryAfterMs: number };
 
-/** What a ledger decided about a message. */
+/** A ledger's decision about a message. */
 export interface Admission {
   /** False for a message that was admitted before: its notifications must not run again. */
   fresh: boolean;
-  /** One decision for each request, in order. Requests that are `new` count as begun. */
+  /** One decision for each request, in order. `new` requests count as begun. */
   verdicts: Verdict[];
 }
 
 /**
- * A store of requests and answers, by which a server runs no request twice: {@link memoryLedger}, {@link fileLedger}, or
- * your own. Times are in milliseconds since the epoch. If `admit` or `pass` throws, the server ends; if another method does,
- * there is an event `unkept`, and callers are answered all the same.
+ * A store of requests and answers that keeps a server from running a request twice: {@link memoryLedger},
+ * {@link fileLedger}, or your own. Times are in milliseconds since the epoch. If `admit` or `pass` throws, the server
+ * ends; if another method throws, there is an event `unkept`, and callers are still answered.
  */
 export interface Ledger {
   /**
-   * Decides about a message and remembers it, before any handler runs; a durable ledger writes it down first. Decisions
+   * Decides about a message and remembers it, before any handler runs; a durable ledger persists it first. Decisions
    * are made in the order of the calls.
    */
   admit(message: LedgerMessage, now: number): Admission | Promise<Admission>;
-  /** Keeps the answer to a request that was begun. `id` is JSON text. */
+  /** Stores the answer to a request that was begun. `id` is JSON text. */
   answer(from: string, id: string, answer: string): void | Promise<void>;
-  /** Remembers that the answer was sent, so that it need not be sent unasked after a restart. */
+  /** Remembers that the answer was sent, so that it is not sent unprompted after a restart. */
   sent(from: string, id: string): void | Promise<void>;
-  /** Forgets a request that was begun and of which nothing was executed. */
+  /** Forgets a request that was begun but never executed. */
   forget(from: string, id: string): void | Promise<void>;
-  /** Tells the ledger the time, so that it can let old entries expire. A server calls it twice a minute. */
+  /** Advances the ledger's time, so that old entries expire. A server calls it twice a minute. */
   pass?(now: number): void | Promise<void>;
-  /** Releases what the ledger holds. A server never calls it: its owner does, after the server has ended. */
+  /** Releases the ledger's resources. A server never calls it: the ledger's owner does, after the server has ended. */
   close?(): void | Promise<void>;
 }
 
 /**
- * Limits of a ledger. When one is reached, new requests are refused (error 1002); nothing is dropped that keeps a handler
- * from running twice. One key can take a quarter of each; all keys that were never answered, three quarters together.
+ * Limits of a ledger. When one is reached, new requests are refused (error 1002); no entry that keeps a handler from
+ * running twice is dropped. One key can use a quarter of each limit; all keys that were never answered, three quarters
+ * together.
  */
 export interface LedgerLimits {
   /**
    * How long an answer is kept for repeats of its request, in milliseconds; default 600,000. A request that is signed
-   * again later is a new one. Only time in which the ledger is in use counts.
+   * again after that is a new one. Only time during which the ledger is in use counts.
    */
   windowMs?: number | undefined;
-  /** The most requests remembered; default 65,536. */
+  /** The maximum number of requests remembered; default 65,536. */
   entries?: number | undefined;
-  /** The most characters of ids and answers kept; default 67,108,864. */
+  /** The maximum number of characters in the ids and answers stored; default 67,108,864. */
   chars?: number | undefined;
   /**
-   * The most pairs of key and room whose nonces are guarded separately; default 65,536. Beyond it, pairs that have been
-   * idle for ten minutes share one guard.
+   * The maximum number of (key, room) pairs with a nonce floor of their own; default 65,536. Beyond it, pairs that have
+   * been idle for ten minutes share one floor.
    */
   floors?: number | undefined;
 }
@@ -152,40 +157,40 @@ export interface Entry {
 }
 
 /**
- * For how long a pair of key and room must be idle before its floor is merged with others, ms. Nonces that tell the time
- * can be merged early, since time is common to all; other nonces, late.
+ * How long a pair of key and room must be idle before its floor is merged with others, ms. Nonces that are times can be
+ * merged early, since time is common to all; other nonces, later.
  */
 const FLOOR_MS = 600_000;
 const ODD_FLOOR_MS = 86_400_000;
-/** The most time that counts as passed between two looks at the clock, ms. */
+/** The longest time that counts as passed between two readings of the clock, ms. */
 const MAX_STEP_MS = 60_000;
-/** How long after its answer was sent an id is reserved for its asker, ms: for as long as another key may be asking. */
+/** How long an id stays reserved for its asker after the answer was sent, ms: as long as another key may be asking. */
 const HOLD_MS = 60_000;
-/** How much older than the ledger a message may be by its nonce, ms: a write may take that long, or a clock be behind. */
+/** How much older than the ledger a message may be by its nonce, ms: a write may take that long, or a clock may lag. */
 const BEFORE_MS = 60_000;
-/** The range of nonces that tell the time in ms, as most signers' do. A counter or a finer clock is outside of it. */
+/** The range of nonces that are times in ms, as most signers' are. A counter or a finer clock is outside of it. */
 const TIMES = [1_000_000_000_000n, 10_000_000_000_000n] as const;
 
 const LIMITS = ['windowMs', 'entries', 'chars', 'floors'] as const;
 
 /**
- * The rules and limits, in memory. A durable ledger replays its log through the same object.
+ * The rules and limits, in memory. A durable ledger replays its log into the same object.
  *
  * @internal
  */
 export class LedgerState implements Ledger {
   protected readonly limits: Record<keyof LedgerLimits, number>;
-  /** In the order in which they were begun or answered: expiry starts at the front. */
+  /** In the order in which they were begun or answered, so expiry starts at the front. */
   protected readonly entries: Map<string, Entry> = new Map();
   /** The key that asked, by reply mailbox and id. */
   readonly #askers: Map<string, string> = new Map();
   protected readonly perKey: Map<string, { entries: number; chars: number }> = new Map();
-  /** The last nonce of each key and room, and when it was seen; in the order of use. */
+  /** The last nonce of each key and room, and when it was seen; least recently used first. */
   protected readonly floors: Map<string, { nonce: bigint; since: number }> = new Map();
-  /** The highest nonce of the floors that were merged: keys without a floor of their own must be above it. */
+  /** The common floor: the highest nonce of the floors that were merged, for keys without a floor of their own. */
   protected letGo = -1n;
   #chars = 0;
-  /** The ledger's own time, ms: it only rises, in small steps, so that setting the clock makes nothing expire. */
+  /** The ledger's own time, ms. It rises only in small steps, so that setting the clock makes nothing expire. */
   time = 0;
   #now: number | undefined;
 
@@ -200,7 +205,7 @@ export class LedgerState implements Ledger {
     };
   }
 
-  /** How much is held, for those who watch the limits. */
+  /** How much the ledger holds, for monitoring. */
   get size(): { entries: number; keys: number; floors: number; chars: number } {
     return {
       entries: this.entries.size,
@@ -233,13 +238,13 @@ export class LedgerState implements Ledger {
     const own = this.floors.get(name)?.nonce;
     const fresh = m.nonce === undefined || nonce > (own ?? this.letGo);
     const start = fresh ? this.#startOf(nonce, m) : undefined;
-    // Below the common floor, the message may be old, or its sender's clock may be behind: it can be signed again.
+    // A message below the common floor may be old, or its sender's clock may lag: it can be signed again.
     const after = start ?? (!fresh && own === undefined && nonce >= 0n ? String(this.letGo + 1n) : undefined);
     if (after !== undefined) {
       return { fresh: false, verdicts: m.requests.map((request) => this.#known(m.from, request, after)) };
     }
     if (fresh && m.nonce !== undefined && !m.passing) {
-      // Floors that cannot be merged soon get no more than half of the places.
+      // Floors that cannot be merged soon get at most half of the places.
       const max = mostFor(m.rank ?? 0, nonce > now ? floors / 2 : floors);
       if (own === undefined && this.floors.size >= max && !this.#letOneGo(now)) {
         return { fresh: false, verdicts: m.requests.map(() => ({ kind: 'full', retryAfterMs: windowMs / 10 })) };
@@ -250,9 +255,9 @@ export class LedgerState implements Ledger {
   }
 
   /**
-   * If a nonce tells that its message was signed before the ledger began, or while the ledger missed messages: one that
-   * would be accepted. Computed from when the message came, by the service's clock; our own clock is not compared with
-   * any other.
+   * If the nonce shows that its message was signed before the ledger began, or while the ledger missed messages: a
+   * nonce that would be accepted. Computed from the service's clock alone; our own clock is not compared with any
+   * other.
    */
   #startOf(nonce: bigint, { at, after = 0 }: LedgerMessage): string | undefined {
     if (nonce < TIMES[0] || nonce >= TIMES[1]) return undefined;
@@ -262,8 +267,8 @@ export class LedgerState implements Ledger {
   }
 
   /**
-   * The verdict on a request that may have run before this ledger: what is known if it was asked again since, else
-   * `before`.
+   * The verdict on a request that may have run before this ledger: what the ledger knows if it was asked again since,
+   * else `before`.
    */
   #known(from: string, request: LedgerRequest, nonce: string): Verdict {
     return this.entries.has(`${from} ${request.id}`) ? this.#begin(from, request, false) : { kind: 'before', nonce };
@@ -275,7 +280,7 @@ export class LedgerState implements Ledger {
     this.floors.set(name, { nonce, since: this.time });
   }
 
-  /** Merges a floor that has been idle for long enough with the common one; false if there is none. */
+  /** Merges a floor that has been idle long enough into the common one; false if there is none. */
   #letOneGo(now: number): boolean {
     for (const [name, { nonce, since }] of this.floors) {
       const silent = this.time - since;
@@ -320,22 +325,22 @@ export class LedgerState implements Ledger {
   }
 
   /**
-   * Whether no other key can take an answer to `from` under this id, in that mailbox, for its own. If so, the id is
-   * reserved for `from` from now on.
+   * Whether no other key could mistake an answer to `from` under this id, in that mailbox, for its own. If so, the id
+   * is reserved for `from` from now on.
    */
   #isOurs(from: string, id: string, reply: string | undefined): boolean {
     if (reply === undefined) return true;
     const place = `${reply} ${id}`;
     const holder = this.#askers.get(place);
     if (holder === undefined || holder === from) return true;
-    // Nobody can keep an id from others for ever by asking under it first.
+    // Nobody can block an id forever by asking under it first.
     const sent = this.entries.get(`${holder} ${id}`)?.sent;
     if (sent === undefined || this.time - sent < HOLD_MS) return false;
     if (this.entries.has(`${from} ${id}`)) this.#askers.set(place, from);
     return true;
   }
 
-  /** Adds an entry, at the end, in place of an earlier one of that name. */
+  /** Adds an entry at the end, replacing an earlier one of that name. */
   protected put(from: string, id: string, digest: string, reply: string | undefined, answer?: string): Entry {
     const name = `${from} ${id}`;
     const old = this.entries.get(name);
@@ -380,11 +385,11 @@ export class LedgerState implements Ledger {
 /**
  * Makes a ledger that lives as long as the process. It is the default of {@link serve}.
  *
- * It cannot know what an earlier process took. A request whose nonce is a time in milliseconds, as this library's nonces
- * are, more than a minute before the ledger began, is therefore answered with error 1001 and a nonce that would do
- * (`data.nonce`); {@link call} then signs the request anew. Nonces that are counters, or times in a finer unit, are
- * believed. After a restart, a stranger who fills the room until the service has forgotten such a message can have it run
- * once more. Where that matters, use {@link fileLedger}, which forgets no nonce.
+ * It cannot know what an earlier process ran. If a request's nonce is a time in milliseconds, as this library's nonces
+ * are, and more than a minute before the ledger began, it is therefore answered with error 1001 and a nonce that would
+ * be accepted (`data.nonce`); {@link call} then signs the request again. Nonces that are counters, or times in a finer
+ * unit, are trusted. After a restart, an attacker who fills the room until the service has forgotten such a message can
+ * make it run once more. Where that matters, use {@link fileLedger}, which forgets no nonce.
  *
  * @throws a {@link TechnocoreError} `bad_option` if the limits have other members
  */

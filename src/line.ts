@@ -1,5 +1,5 @@
 /**
- * Lines: to whom a call goes, through which channel, where its answer arrives, whose answer counts, and how the request
+ * Lines: whom a call goes to, through which channel, where the answer arrives, whose answer counts, and how the request
  * says so.
  *
  * @module
@@ -21,24 +21,24 @@ import { SPILL_META, spilledFrame } from './spill.ts';
 export const REPLY_META = 'chat.technocore/reply';
 
 /**
- * Options of {@link call}, and of the functions built on it. A request must fit into one message of 4,096 characters;
- * only {@link mcpCallTool} and `RoomClientTransport` put longer ones into notes.
+ * Options of {@link call} and the functions built on it. A request must fit into one message of 4,096 characters; only
+ * {@link mcpCallTool} and `RoomClientTransport` put longer ones into notes.
  */
 export interface CallOptions extends Options {
   /**
-   * The caller's own mailbox, to which the answer goes: a room whose name begins with `mb-`, other than the one called.
-   * Required, except with a channel. One is enough for all calls of a program.
+   * The caller's own mailbox for the answer: a room whose name begins with `mb-`, other than the one called. Required,
+   * except with a channel. One is enough for all calls of a program.
    */
   replyTo?: string | undefined;
   /** How long to wait for the answer, in milliseconds; default 30,000. */
   timeoutMs?: number | undefined;
   /**
-   * The id of the request. Default: a new one, which servers of this library accept from this key alone. With an id of
-   * your own, a repeated call gets the answer that the server kept; but whoever sees the id can use it for a request of
-   * theirs.
+   * The id of the request. Default: a new one, which servers of this library accept from this key only. With an id of
+   * your own, a repeated call gets the answer that the server stored; but anybody who sees the id can use it in a
+   * request.
    */
   id?: string | undefined;
-  /** The DID whose answer counts. Default: the DID called; of a mailbox, the first key that ever answered from it. */
+  /** The DID whose answer counts. Default: the DID called; for a mailbox, the first key that ever answered from it. */
   peer?: string | undefined;
   /**
    * How often the same request is sent again within `timeoutMs` while no answer comes; default 0. Safe with servers of
@@ -46,9 +46,9 @@ export interface CallOptions extends Options {
    */
   retry?: number | undefined;
   /**
-   * Whether calls that are made at the same time to the same mailbox may share a message, as a JSON-RPC batch. It saves
-   * writes, of which an address has few: calls of one moment are sent at once in one message, and those made while it is
-   * being written follow in the next. They are also answered together. Default false. MCP requests never share a message.
+   * Whether calls to the same mailbox may share a message, as a JSON-RPC batch. This saves writes, which are scarce:
+   * calls made at the same moment are sent at once in one message, and those made while it is being written follow in
+   * the next. They are also answered together. Default false. MCP requests never share a message.
    */
   batch?: boolean | undefined;
   /**
@@ -64,10 +64,11 @@ export interface Line {
   inbox: Inbox;
   /** The mailbox that requests name for the answer; undefined with a channel. */
   replyTo: string | undefined;
+  /** The epoch of the reply mailbox, which becomes part of the request's id. */
   epoch(): number;
-  /** The key that answered first, by the mailbox or channel called. */
+  /** The key that answered first, by mailbox or channel called. */
   pins: Map<string, string>;
-  /** The only key whose answers count; undefined: whichever answers first. */
+  /** The only key whose answers count; undefined: the first that answers. */
   peer: string | undefined;
 }
 
@@ -80,11 +81,11 @@ const channelPins = new WeakMap<Channel, Map<string, string>>();
 interface Known {
   readonly at: number;
   readonly reading: Joint<Identity | undefined>;
-  /** Once it was read, and says where the DID is reached. */
+  /** Set once it has been read and names a mailbox. */
   identity?: Identity;
 }
 
-/** How a DID is reached, as read within the last five minutes. Calls of the same moment share one read. */
+/** A DID's identity, cached for five minutes. Concurrent calls share one read. */
 async function identityOf(t: Transport, did: string, o: Options): Promise<Identity | undefined> {
   const known = sharedOf(t, IDENTITIES, () => new Map<string, Known>());
   const now = t.clock.now();
@@ -116,7 +117,7 @@ export function replyToOf({ replyTo }: CallOptions): string {
   throw new BadName(replyTo, 'a call to a mailbox needs the option replyTo: your own mailbox, for the answer');
 }
 
-/** The mailbox to write to: the one given, or the one that a DID's identity note names. */
+/** The mailbox to write to: the given one, or the one that a DID's identity note names. */
 export async function mailboxOf(t: Transport, to: string, o: Options): Promise<string> {
   if (!isDid(to)) return checkMailbox(to);
   const mailbox = (await identityOf(t, to, o))?.mailbox;
@@ -136,7 +137,7 @@ export async function lineOf(
   o: CallOptions,
 ): Promise<Line> {
   if (isChannel(to)) {
-    // The ids of our requests would be taken for those of another key.
+    // Otherwise the server would refuse our ids as those of another key.
     if (isDid(to.self) && to.self !== signer.did) throw new BadKey('the channel belongs to another signer');
     const pins = getOrMake(channelPins, to, () => new Map<string, string>());
     return {
@@ -152,15 +153,15 @@ export async function lineOf(
   if (o.peer !== undefined) checkDid(o.peer, 'the option peer: ');
   const mailbox = await mailboxOf(t, to, o);
   if (mailbox === replyTo)
-    throw new BadName(replyTo, 'the option replyTo must name another mailbox than the one that is called');
+    throw new BadName(replyTo, 'the option replyTo must name a mailbox other than the one being called');
   const channel = mailboxPair(t, signer, mailbox, replyTo, o.latency);
   if (Array.isArray(params)) {
-    // Positional params have no `_meta`: only our identity record can say where the answer goes.
+    // Positional params have no `_meta`, so only our identity record can tell where the answer goes.
     const own = await identityOf(t, signer.did, o);
     if (!own?.signed || own.mailbox !== replyTo) {
       throw new TechnocoreError(
         'no_reply_address',
-        `positional params require a signed identity record that names ${replyTo} (publishIdentity); params by name, as in { a: 1 }, do not`,
+        `positional params require a signed identity record that names ${replyTo} (publishIdentity); named params, as in { a: 1 }, do not`,
       );
     }
   }
@@ -169,7 +170,7 @@ export async function lineOf(
   return { channel, inbox: inboxOf(t, replyTo), replyTo, epoch: () => feedOf(t, replyTo).epoch, pins, peer };
 }
 
-/** Remembers the key that answered: from then on, only its answers from that mailbox or channel count. */
+/** Pins the key that answered: from then on, only its answers from that mailbox or channel count. */
 export function pin(line: Line, from: string): void {
   const { pins, channel } = line;
   line.peer = from;
@@ -178,8 +179,8 @@ export function pin(line: Line, from: string): void {
 }
 
 /**
- * Adds to params, in `_meta`, the mailbox for the answer and whether we read answers from notes. Positional params are
- * returned unchanged.
+ * Adds the mailbox for the answer, and whether we read answers from notes, to the `_meta` of params. Positional params
+ * are returned unchanged.
  */
 export function addressed(params: Json | undefined, replyTo: string | undefined, spills: boolean): Json | undefined {
   if ((replyTo === undefined && !spills) || (params !== undefined && !isObject(params))) return params;
@@ -194,7 +195,7 @@ export function addressed(params: Json | undefined, replyTo: string | undefined,
   };
 }
 
-/** A request as one line: itself, or if it is too long, a frame that names the notes into which it was put. */
+/** A request as one line: the request itself or, if it is too long, a frame that names the notes that hold it. */
 export async function shortened(channel: Channel, request: JsonObject, replyTo: string | undefined): Promise<string> {
   const text = encodeLong(request);
   const limit = limitOf(channel);

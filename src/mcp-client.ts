@@ -1,31 +1,21 @@
 /**
- * The client side of MCP, revision 2026-07-28: the tools of another agent. There is no session. Each request says all
- * that it needs, and one whose answer is lost is asked again under a fresh id, or reported.
+ * The client side of MCP, revision 2026-07-28: the tools of another agent. There is no session. Each request is
+ * self-contained; if its answer is lost, it is sent again under a fresh id, or the loss is reported.
  *
- * What the other side sends is untrusted: results are checked for their shape, and structured ones against the tool's
- * output schema where that is known; lists and rounds are limited.
+ * What the other side sends is untrusted: the shape of results is checked, and structured ones are checked against the
+ * tool's output schema where it is known; lists and rounds are limited.
  *
  * @module
  */
 import { toBase64url } from './bytes.ts';
 import { type Channel, isChannel } from './channel.ts';
-import { type Implementation, INVALID_PARAMS, type JsonObject, toJson } from './dispatch.ts';
+import { type Implementation, INVALID_PARAMS, isRpc, type JsonObject, toJson } from './dispatch.ts';
 import { checkFunctions, checkNumbers, checkObject, RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { orAbort, sharedOf, transportOf } from './http.ts';
 import { getOrMake, remember } from './maps.ts';
 import { SERVER_INFO } from './mcp.ts';
-import {
-  ask,
-  badResponse,
-  isRpc,
-  type McpOptions,
-  type Notice,
-  ownMeta,
-  type Peer,
-  peerOf,
-  tagOf,
-} from './mcp-peer.ts';
+import { ask, badResponse, type McpOptions, type Notice, ownMeta, type Peer, peerOf, tagOf } from './mcp-peer.ts';
 import { LOG_LEVEL, REQUEST_ID } from './notices.ts';
 import { compileForeignSchema, type Schema } from './schema.ts';
 import type { Signer } from './signer.ts';
@@ -34,20 +24,20 @@ import { type ElicitResult, isBlock, type LogLevel, type Tool, type ToolResult }
 
 /** How often one call may be asked for input. */
 const MAX_ROUNDS = 10;
-/** The most pages and characters of one list of tools. */
+/** The maximum number of pages and characters in one list of tools. */
 const MAX_PAGES = 1024;
 const MAX_LIST_CHARS = 1 << 22;
-/** How often reading a list is started again because the list changed meanwhile. */
+/** How often reading a list is restarted because the list changed meanwhile. */
 const MAX_RESTARTS = 2;
-/** The most lists that are kept. */
+/** How many lists are cached. */
 const MAX_LISTS = 32;
-/** The longest time for which a list is kept, ms. */
+/** How long a list may be cached, ms. */
 const MAX_TTL_MS = 86_400_000;
-/** How often an idle mailbox hears from its caller, ms, and how soon again after a failure. */
+/** How often a keep-alive request is sent, ms, and how soon again after a failure. */
 const KEEPALIVE_MS = 72_000_000;
 const KEEPALIVE_RETRY_MS = 3_600_000;
 
-/** The question of a tool that an {@link Answerer} answers. */
+/** A tool's question, as passed to an {@link Answerer}. */
 export interface InputContext {
   /** The tool's name for the question; the same each time it asks. */
   readonly key: string;
@@ -55,12 +45,12 @@ export interface InputContext {
   readonly signal: AbortSignal | undefined;
 }
 
-/** Answers one kind of question of a tool. What it throws ends the call, which throws the same. */
+/** Answers one kind of tool question. If it throws, the call throws the same error. */
 export type Answerer<T> = (params: any, context: InputContext) => T | Promise<T>;
 
 /**
- * Answers to what a tool asks while it runs. Exactly the kinds for which there is a function are declared to the server.
- * The params are untrusted.
+ * Functions that answer a tool's questions while it runs. Exactly the kinds that have a function are declared to the
+ * server. The params are untrusted.
  */
 export interface InputHandlers {
   /** Shows a person a form: `params.message` and `params.requestedSchema`. Never answer with secrets. */
@@ -75,30 +65,30 @@ export interface InputHandlers {
 
 /** Options of {@link mcpListTools}. */
 export interface McpListOptions extends McpOptions {
-  /** Whether to ask the server even if a kept list is still valid; default false. */
+  /** Whether to ask the server even if a cached list is still valid; default false. */
   refresh?: boolean | undefined;
 }
 
 /**
- * Options of {@link mcpCallTool}. `timeoutMs` applies to each round; progress extends it, to ten times as long at most.
+ * Options of {@link mcpCallTool}. `timeoutMs` applies to each round; progress extends it, up to ten times as long.
  */
 export interface McpCallOptions extends McpOptions {
-  /** Answers to what the tool asks. Default: none, and a tool that must ask fails with code -32021. */
+  /** Answers the tool's questions. Default: none, and a tool that must ask fails with code -32021. */
   onInput?: InputHandlers | undefined;
   /** Called with progress; `done` rises. `message` is untrusted text. */
   onProgress?: ((done: number, total?: number, message?: string) => void) | undefined;
   /** Called with log lines, which are untrusted. */
   onLog?: ((level: LogLevel, data: Json, logger?: string) => void) | undefined;
-  /** The lowest level that `onLog` gets; default `info`. */
+  /** The lowest level passed to `onLog`; default `info`. */
   logLevel?: LogLevel | undefined;
   /**
-   * Whether the tool may run twice. If so, it is called again under a fresh id when its answer may be among messages that
-   * the caller's mailbox lost. Default: what the tool's annotations say, if a list with it has been read; else false.
+   * Whether the tool may run twice. If so, it is called again under a fresh id when the caller's mailbox lost messages,
+   * possibly including the answer. Default: as the tool's annotations say if a list with it has been read; else false.
    */
   idempotent?: boolean | undefined;
 }
 
-/** What an MCP server says about itself: the result of {@link mcpDiscover}. Untrusted. */
+/** An MCP server's description of itself: the result of {@link mcpDiscover}. Untrusted. */
 export interface DiscoverResult {
   /** The MCP revisions that it supports, such as `2026-07-28`. */
   supportedVersions: string[];
@@ -120,7 +110,7 @@ export interface DiscoverResult {
 
 const always = (): boolean => true;
 
-/** How long a result may be kept, ms. */
+/** How long a result may be cached, ms. */
 function ttlOf({ ttlMs }: JsonObject): number {
   return typeof ttlMs === 'number' ? Math.min(Math.max(ttlMs, 0), MAX_TTL_MS) : 0;
 }
@@ -130,11 +120,11 @@ function scopeOf({ cacheScope }: JsonObject): 'public' | 'private' {
 }
 
 /**
- * Asks an MCP server what it is and what it can do (`server/discover`). Always asks, never answers from a cache.
+ * Asks an MCP server what it is and what it can do (`server/discover`). The result is never taken from a cache.
  *
  * @param to the server's mailbox, DID or {@link Channel}
  * @param signer the caller's key
- * @throws what {@link call} throws; {@link TechnocoreError} `bad_response` if the result is malformed
+ * @throws what {@link call} throws; a {@link TechnocoreError} `bad_response` if the result is malformed
  */
 export async function mcpDiscover(to: string | Channel, signer: Signer, o: McpOptions = {}): Promise<DiscoverResult> {
   const peer = peerOf(to, signer, o);
@@ -155,13 +145,13 @@ export async function mcpDiscover(to: string | Channel, signer: Signer, o: McpOp
 }
 
 /**
- * Keeps a pair of idle mailboxes alive by calling `server/discover` from time to time: the request refreshes the server's
- * mailbox, the answer the caller's. The service deletes rooms after seven days without a message, and rooms with a single
- * message after one day. Failures are events (`retry`), and it goes on.
+ * Keeps a pair of idle mailboxes alive by calling `server/discover` from time to time: the request refreshes the
+ * server's mailbox, the answer the caller's. The service deletes rooms after seven days without a message, and rooms
+ * with a single message after one day. Failures are events (`retry`) and do not end it.
  *
  * @param to the server's mailbox, DID or {@link Channel}
  * @param signer the caller's key
- * @param o `everyMs`: the time between two requests, in milliseconds; default 72,000,000 (20 hours)
+ * @param o `everyMs`: how often to call, in milliseconds; default 72,000,000 (20 hours)
  * @returns resolves after `o.signal` aborts
  */
 export async function mcpKeepAlive(
@@ -187,19 +177,19 @@ export async function mcpKeepAlive(
 
 // --- lists of tools ----------------------------------------------------------------------------------------------
 
-/** A list that was read. */
+/** A cached list. */
 interface Listed {
   readonly to: string;
   readonly tools: Tool[];
   readonly read: number;
   readonly until: number;
-  /** Checks of structured results, compiled at first use; undefined for a schema that cannot be used. */
+  /** Checks of structured results, compiled on first use; undefined for a schema that cannot be used. */
   readonly checks: Map<string, Schema | undefined>;
 }
 
-/** The lists that are kept for one transport or channel. */
+/** The lists cached for one transport or channel. */
 class Lists {
-  /** Counts drops: a list that was being read during one may be out of date already. */
+  /** Counts drops: a list that was being read during one may already be out of date. */
   drops = 0;
   readonly #kept = new Map<string, Listed>();
 
@@ -221,7 +211,7 @@ class Lists {
     this.#kept.delete(this.#key(peer, 'public'));
   }
 
-  /** Drops what is known of a server, whoever asked it. */
+  /** Drops the lists of a server, whoever asked for them. */
   drop(to: string): void {
     this.drops++;
     for (const [key, listed] of this.#kept) if (listed.to === to) this.#kept.delete(key);
@@ -237,7 +227,7 @@ export function listsOf({ t, to }: Peer): Lists {
   return isChannel(to) ? getOrMake(channelLists, to, make) : sharedOf(t, LISTS, make);
 }
 
-/** @internal The name by which lists are dropped. */
+/** @internal The name under which a server's lists are dropped. */
 export const nameOf = (to: string | Channel): string => (isChannel(to) ? '' : to);
 
 function isGood({ read, until }: Listed, now: number): boolean {
@@ -264,15 +254,14 @@ function isTool(value: unknown): value is Tool {
 }
 
 /**
- * Lists the tools of an MCP server (`tools/list`), all pages of it. The list is cached as long as the server allows, at
- * most a day, and for other signers of this process only if the server calls it public. {@link mcpListen} to the same
- * `to` drops it when it changes. Malformed entries are left out (event `skipped`).
+ * Lists all tools of an MCP server (`tools/list`), from all pages. The list is cached for as long as the server allows,
+ * up to a day, and shared with other signers in this process only if the server calls it public. An {@link mcpListen}
+ * to the same `to` drops it when it changes. Malformed entries are skipped (event `skipped`).
  *
  * @param to the server's mailbox, DID or {@link Channel}
  * @param signer the caller's key
  * @returns the tools in the server's order; names, descriptions and annotations are untrusted
- * @throws what {@link call} throws; {@link TechnocoreError} `bad_response` if the list is malformed or does not end
- *
+ * @throws what {@link call} throws; a {@link TechnocoreError} `bad_response` if the list is malformed or does not end
  * @example
  * ```ts
  * import { mcpListTools, Signer } from 'technocore-rpc';
@@ -329,7 +318,7 @@ async function readTools(peer: Peer): Promise<{ tools: Tool[]; ttlMs: number; sc
         cursors.add(cursor);
       }
     } catch (cause) {
-      // The server does not know its own cursor any more: the list changed while it was read.
+      // The server no longer knows its own cursor: the list changed while it was read.
       if (cursor === undefined || restarts >= MAX_RESTARTS || !isRpc(cause, INVALID_PARAMS)) throw cause;
       peer.t.onEvent({ kind: 'retry', method: 'tools/list', cause, afterMs: 0 });
     }
@@ -342,11 +331,12 @@ async function readTools(peer: Peer): Promise<{ tools: Tool[]; ttlMs: number; sc
  * Calls a tool of an MCP server (`tools/call`). A failure of the tool itself is a result with `isError`; an error is
  * thrown if the call did not take place.
  *
- * Questions that the tool asks go to `o.onInput`, one after the other, and the call goes on with the answers, for up to
- * ten rounds. When the call is aborted or times out, the server is told to stop.
+ * The tool's questions go to `o.onInput`, one after the other, and the call continues with the answers, for up to ten
+ * rounds. When the call is aborted or times out, the server is told to stop.
  *
- * Arguments that do not fit into a message, up to some 95 kB, go through notes if the server has told {@link mcpDiscover}
- * that it reads such requests. Servers of this library do if they have the option `allow` or `spill`.
+ * Arguments that do not fit into a message, up to about 95 kB, go through notes if an earlier answer of the server,
+ * such as that to {@link mcpDiscover}, advertised that it reads such requests. Servers of this library do if they have
+ * the option `allow` or `spill`.
  *
  * @param to the server's mailbox, DID or {@link Channel}
  * @param name the name of the tool, as the server lists it
@@ -354,9 +344,9 @@ async function readTools(peer: Peer): Promise<{ tools: Tool[]; ttlMs: number; sc
  * @param signer the caller's key
  * @returns the result; untrusted. If a valid cached list has an output schema for the tool, `structuredContent`
  * satisfies it
- * @throws an {@link RpcError} if the server refuses: code -32602 for an unknown tool, -32021 if the tool needs an answer
- * for which `o.onInput` has no function, -32022 for an unsupported MCP revision
- * @throws a {@link RingGap} if the answer may be among messages that were lost, and the tool may not run twice
+ * @throws an {@link RpcError} if the server refuses: code -32602 for an unknown tool, -32021 if the tool asks something
+ * that `o.onInput` has no function for, -32022 for an unsupported MCP revision
+ * @throws a {@link RingGap} if messages were lost, possibly including the answer, and the tool may not run twice
  * @throws a {@link TechnocoreError} `bad_response` if the result is malformed, of an unknown type, or violates the tool's
  * output schema; `too_many_rounds` if the tool asks more than ten times; `bad_params` if `args` is not an object
  * @throws what `o.onInput`, `o.onProgress` and `o.onLog` throw, and what {@link call} throws
@@ -421,7 +411,7 @@ function capabilitiesOf({ elicit, elicitUrl, sample, roots }: InputHandlers): Js
   };
 }
 
-/** The error for a missing capability, with a hint at the option that supplies it. */
+/** The error for a missing capability, with a hint which option provides it. */
 function withHint({ rpc: { code, message, data } }: RpcError): RpcError {
   const { requiredCapabilities: required } = isObject(data) ? data : {};
   const { elicitation, sampling, roots } = isObject(required) ? required : {};
@@ -446,7 +436,7 @@ function noticesOf({ onProgress, onLog }: McpCallOptions, token: string): Notice
     const { method, params } = frame;
     if (!isObject(params)) return undefined;
     const of = tagOf(frame, REQUEST_ID);
-    // Others can read our token in the request and use it in theirs, so the server's own tag of the request counts as
+    // Others can read our token in the request and use it in theirs, so the server's tag for the request counts as
     // well.
     const isOurs = params['progressToken'] === token && (of === undefined || of === id);
     if (onProgress && method === 'notifications/progress' && isOurs) {
@@ -460,7 +450,7 @@ function noticesOf({ onProgress, onLog }: McpCallOptions, token: string): Notice
       );
       return 'alive';
     }
-    // Servers that do not know our tag cannot say to which request a line belongs.
+    // Servers that do not know our tag cannot say which request a line belongs to.
     if (onLog && method === 'notifications/message' && (of === undefined || of === id)) {
       const { level, data = null, logger } = params;
       if (typeof level !== 'string') return undefined;
@@ -533,7 +523,7 @@ async function checkedResult(peer: Peer, name: string, result: JsonObject): Prom
   return rest as unknown as ToolResult;
 }
 
-/** How a structured result violates the tool's output schema; undefined if it does not, or the schema is not known. */
+/** How a structured result violates the tool's output schema; undefined if it does not, or if the schema is unknown. */
 async function outputProblem(peer: Peer, name: string, value: Json | undefined): Promise<string | undefined> {
   const { clock, onEvent } = peer.t;
   const listed = listsOf(peer).get(peer);

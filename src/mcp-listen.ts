@@ -1,6 +1,6 @@
 /**
- * Subscriptions to the changes of an MCP server's lists: one open request, which is renewed before the server forgets it,
- * and opened again when it is lost. Rules: MCP 2026-07-28, `subscriptions/listen`.
+ * Subscriptions to changes in an MCP server's lists: one open request, which is renewed before the server ends it, and
+ * reopened when it is lost. Rules: MCP 2026-07-28, `subscriptions/listen`.
  *
  * @module
  */
@@ -15,13 +15,13 @@ import { listsOf, nameOf } from './mcp-client.ts';
 import { badResponse, exchange, type McpOptions, ownMeta, type Peer, peerOf, tagOf } from './mcp-peer.ts';
 import type { Signer } from './signer.ts';
 
-/** The most notifications that wait for a slow reader. */
+/** How many notifications can wait for a slow reader. */
 const MAX_NOTICES = 256;
 /** When a subscription is renewed, ms: servers of this library end one after an hour. */
 const RENEW_MS = 3_000_000;
-/** For how long opening one again is tried, ms. */
+/** How long reopening a subscription is attempted, ms. */
 const REOPEN_MS = 300_000;
-/** A subscription that ends sooner than this is opened again after a pause, which doubles up to this, ms. */
+/** A subscription that ends sooner than this is reopened after a pause, which doubles up to this, ms. */
 const BRIEF_MS = 60_000;
 
 /** What {@link mcpListen} listens to. */
@@ -38,28 +38,26 @@ export interface McpFilter {
 
 /** Options of {@link mcpListen}. `timeoutMs` is how long it may take to open the subscription. */
 export interface McpListenOptions extends McpOptions {
-  /** Called whenever the subscription is opened or renewed, with what the server will notify of. */
+  /** Called whenever the subscription is opened or renewed, with what the server will send notifications about. */
   onReady?: ((honoured: McpFilter) => void) | undefined;
   /**
-   * The time after which the subscription is renewed, in milliseconds; default 3,000,000, as servers may end one after an
-   * hour.
+   * When the subscription is renewed, in milliseconds; default 3,000,000, since servers may end one after an hour.
    */
   renewMs?: number | undefined;
 }
 
 /**
- * Yields the notifications of an MCP server about changes of its lists (`subscriptions/listen`), each as the whole frame.
- * The subscription is renewed before the server ends it, and opened again when it is lost. After a loss, every
- * notification that may have been missed is yielded as if it had come. Equal notifications that wait together are yielded
- * once.
+ * Yields an MCP server's notifications about changes to its lists (`subscriptions/listen`), each as the whole frame.
+ * The subscription is renewed before the server ends it, and reopened when it is lost. After a loss, every notification
+ * that may have been missed is yielded as if it had arrived. Equal notifications that wait together are yielded once.
  *
  * It never ends by itself: leave the loop with `break`, or abort the signal.
  *
  * @param to the server's mailbox, DID or {@link Channel}
  * @param notifications what to listen to
  * @param signer the caller's key
- * @throws what {@link call} throws, as when the server no longer answers
- * @throws a {@link TechnocoreError} `not_offered` if the server notifies of none of it
+ * @throws what {@link call} throws, for example if the server no longer answers
+ * @throws a {@link TechnocoreError} `not_offered` if the server offers none of these notifications
  * @example
  * ```ts
  * import { mcpListen, mcpListTools, Signer } from 'technocore-rpc';
@@ -139,12 +137,12 @@ function assumed(filter: McpFilter): JsonObject[] {
 
 /** A subscription that the server has acknowledged. */
 interface Subscription {
-  /** Resolves when it is over, with the `cause` unless the server ended it. */
+  /** Resolves when it is over, with a `cause` unless the server ended it. */
   readonly ended: Promise<{ cause?: unknown }>;
   close(): void;
 }
 
-/** Keeps one subscription open after the other, until that fails. */
+/** Keeps a subscription open, one after the other, until that fails. */
 async function keepOpen(
   peer: Peer,
   filter: McpFilter,
@@ -177,7 +175,7 @@ async function keepOpen(
     timer.abort();
     if (over === undefined) {
       const next = await openAgain();
-      // The old one may have been lost meanwhile, and is no longer needed once the next one is open.
+      // The old one may have been lost meanwhile; it is no longer needed now that the next one is open.
       over = await Promise.race([current.ended, Promise.resolve(undefined)]);
       current.close();
       current = next;
@@ -252,21 +250,21 @@ function subscribe(
   });
 }
 
-function toldIn(params: unknown): Record<string, unknown> {
+function acknowledged(params: unknown): Record<string, unknown> {
   return isObject(params) && isObject(params['notifications']) ? params['notifications'] : {};
 }
 
-/** Whether a server will notify of anything, also of kinds that are not known here. */
+/** Whether a server will send any notifications, including kinds that are unknown here. */
 function isHonoured(params: unknown): boolean {
-  return Object.values(toldIn(params)).some((kind) => (Array.isArray(kind) ? kind.length > 0 : Boolean(kind)));
+  return Object.values(acknowledged(params)).some((kind) => (Array.isArray(kind) ? kind.length > 0 : Boolean(kind)));
 }
 
-/** What the server will notify of, out of its acknowledgement. */
+/** What the server will send notifications about, according to its acknowledgement. */
 function honouredOf(params: unknown): McpFilter {
-  const told = toldIn(params);
-  const { resourceSubscriptions: uris } = told;
+  const kinds = acknowledged(params);
+  const { resourceSubscriptions: uris } = kinds;
   return {
-    ...Object.fromEntries(Object.keys(LIST_CHANGED).flatMap((kind) => (told[kind] === true ? [[kind, true]] : []))),
+    ...Object.fromEntries(Object.keys(LIST_CHANGED).flatMap((kind) => (kinds[kind] === true ? [[kind, true]] : []))),
     ...(Array.isArray(uris) && { resourceSubscriptions: uris.filter((uri) => typeof uri === 'string') }),
   };
 }

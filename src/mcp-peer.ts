@@ -1,14 +1,14 @@
 /**
- * One request to an MCP server, from the client side: its `_meta`, one retry for another version, a fresh id after lost
- * messages, and the cancellation when nobody waits for the answer any more. Rules: MCP 2026-07-28.
+ * One request to an MCP server, from the client side: its `_meta`, one retry with another version, a fresh id after
+ * lost messages, and the cancellation when nobody waits for the answer any more. Rules: MCP 2026-07-28.
  *
  * @module
  */
 import { notify } from './call.ts';
 import { type Channel, isChannel } from './channel.ts';
 import { converse, type Taken } from './conversation.ts';
-import { type Implementation, type JsonObject, resultOf } from './dispatch.ts';
-import { checkObject, type RpcError, TechnocoreError } from './errors.ts';
+import { type Implementation, isRpc, type JsonObject, resultOf } from './dispatch.ts';
+import { checkObject, TechnocoreError } from './errors.ts';
 import { encodeLong, isObject, type Json, metaIn } from './frames.ts';
 import { sharedOf, type Transport, transportOf } from './http.ts';
 import type { CallOptions } from './line.ts';
@@ -20,10 +20,10 @@ import { SPILL_META } from './spill.ts';
 import { CLIENT_CAPABILITIES } from './toolcall.ts';
 
 export const CLIENT_INFO = 'io.modelcontextprotocol/clientInfo';
-/** How often a request is sent again because our mailbox lost messages. */
+/** How often a request is reissued because our mailbox lost messages. */
 const MAX_REISSUES = 3;
 
-/** Options of all MCP requests. `batch` has no effect on them. */
+/** Options of all MCP requests. `batch` has no effect here. */
 export interface McpOptions extends CallOptions {
   /** The client's name and version, as the server sees them. Default: those of this library. */
   clientInfo?: Implementation | undefined;
@@ -33,7 +33,7 @@ export interface McpOptions extends CallOptions {
   meta?: JsonObject | undefined;
 }
 
-/** A server that is asked, and who asks it. */
+/** A server, and who calls it. */
 export interface Peer {
   readonly t: Transport;
   readonly to: string | Channel;
@@ -62,7 +62,7 @@ export function ownMeta({ o }: Peer): JsonObject {
   };
 }
 
-/** A member of `_meta` of a notification. */
+/** A member of a notification's `_meta`. */
 export function tagOf(frame: JsonObject, name: string): unknown {
   return metaIn(frame['params'])[name];
 }
@@ -71,24 +71,25 @@ const SPILLERS = {};
 /** How many such servers are remembered. */
 const MAX_SPILLERS = 4096;
 
-/** The servers that read requests too long for a message, as they said in answer to `server/discover`. */
+/** The servers that read requests too long for a message, as advertised in their answers. */
 const spillersOf = (t: Transport): Map<string, true> => sharedOf(t, SPILLERS, () => new Map());
 const roomOf = (to: string | Channel): string => (isChannel(to) ? to.room : to);
 
 /** Whether a server is known to read requests too long for a message. */
 export const readsLong = (t: Transport, to: string | Channel): boolean => spillersOf(t).has(roomOf(to));
 
-/** Remembers a server whose answer says that it does. */
+/** Remembers a server whose answer advertises that. */
 export function heedLong(t: Transport, to: string | Channel, result: unknown): void {
   if (metaIn(result)[SPILL_META] === true) remember(spillersOf(t), roomOf(to), true, MAX_SPILLERS);
 }
 
-/** Takes a notification that comes while the request with that id waits. */
+/** Handles a notification that arrives while the request with that id is waiting. */
 export type Notice = (frame: JsonObject, id: string) => Taken;
 
 /**
- * Sends one request under one id. Returns undefined if a notice ended it; cancels it at the server if nobody waits any
- * more.
+ * Sends one request under one id, and cancels it at the server if it fails here.
+ *
+ * @returns undefined if a notice ended it
  */
 async function once(
   peer: Peer,
@@ -124,7 +125,7 @@ async function once(
   return answer && resultOf(answer);
 }
 
-/** Tells the server that nobody waits, if the request may have reached it. Nothing waits for that. */
+/** Tells the server that nobody waits any more, if the request may have reached it. Not awaited. */
 function cancelled({ t, to, signer, o }: Peer, requestId: string, cause: unknown): void {
   const { signal, ...rest } = o;
   let reason = 'the caller gave up';
@@ -145,7 +146,7 @@ function cancelled({ t, to, signer, o }: Peer, requestId: string, cause: unknown
   );
 }
 
-/** A request that is asked once more when the server refuses the version and names one of ours. */
+/** Sends a request, and once more if the server refuses its version and names one that we support. */
 export async function exchange(
   peer: Peer,
   method: string,
@@ -165,14 +166,10 @@ export async function exchange(
   }
 }
 
-export function isRpc(cause: unknown, code: number): cause is RpcError {
-  return TechnocoreError.is(cause) && cause.code === 'rpc' && (cause as RpcError).rpc.code === code;
-}
-
 /**
- * The result of a request, of a type that we know.
+ * Sends a request and returns its result, which is of a known type.
  *
- * @param mayRepeat whether it may be asked again when messages were lost
+ * @param mayRepeat whether it may be sent again if messages were lost
  */
 export async function ask(
   peer: Peer,

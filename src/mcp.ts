@@ -1,10 +1,9 @@
 /**
- * The tools part of MCP, revision 2026-07-28, as a layer of the dispatcher. There is no handshake and no session:
- * whatever a request needs is in the request. Resources, prompts and completion are left to the official SDK, over a
- * bridge.
+ * The tools part of MCP, revision 2026-07-28, as a layer of the dispatcher. There is no handshake and no session: each
+ * request is self-contained. Resources, prompts and completion are left to the official SDK, over a bridge.
  *
- * A room is a shared channel like stdio, so cancelling is a notification, and each progress and log line names its
- * request in `_meta["chat.technocore/requestId"]`.
+ * A room is a shared channel, like stdio, so cancellation is a notification, and each progress notice and log line
+ * names its request in `_meta["chat.technocore/requestId"]`.
  *
  * @module
  */
@@ -48,33 +47,34 @@ export const SUBSCRIPTION_ID = 'io.modelcontextprotocol/subscriptionId';
 
 export const UNSUPPORTED_VERSION = -32022;
 
-/** How long a caller may keep the lists, ms. */
+/** How long callers may cache lists, ms. */
 const TTL_MS = 60_000;
 /** How often one call may ask for input. */
 const MAX_ROUNDS = 10;
 /** How long the answer to a question may take, ms. */
 const STATE_TTL_MS = 1_800_000;
-/** After how long a subscription ends, ms: a listener that goes away is not noticed. */
+/** After how long a subscription ends, ms: otherwise it would outlive a listener that silently went away. */
 export const LISTEN_MS = 3_600_000;
-/** The most subscriptions at a time, of all keys and of one. */
+/** The maximum number of concurrent subscriptions, in all and for one key. */
 export const MAX_LISTENERS = [256, 4] as const;
 
 // --- tools -------------------------------------------------------------------------------------------------------
 
-/** A name that every host accepts. Tools with other names can be served and called, too. */
+/** A name that every host accepts. Tools with other names can still be served and called. */
 const SAFE_NAME = /^[A-Za-z0-9_.-]{1,64}$/;
 
 /**
- * Makes a tool, for a map of tools. The schemas are compiled here, so that an error in them is thrown now, and not in a
- * call.
+ * Makes a tool for a map of tools. The schemas are compiled here, so that an error in them is thrown now and not during
+ * a call.
  *
- * A name outside `A-Z a-z 0-9 _ . -`, or over 64 characters, is an event (`warning`), or a warning on the console.
+ * A name with characters other than `A-Z a-z 0-9 _ . -`, or more than 64 of them, causes a `warning` event, or a
+ * warning on the console.
  *
- * A `pattern` in a schema runs on what callers write: one that takes exponential time (`^(a+)+$`) would let them stop the
- * program. Everything else in a schema takes bounded time.
+ * A `pattern` in a schema runs on untrusted input: one that takes exponential time (`^(a+)+$`) would let callers block
+ * the program. Everything else in a schema takes bounded time.
  *
- * Keep the definition below some 3,700 characters: a longer one does not fit into a message, and only callers that read
- * answers from notes see it in the list.
+ * Keep the definition below about 3,700 characters: a longer one does not fit into a message, and only callers that
+ * read answers from notes see it in the list.
  *
  * @param inputSchema JSON Schema 2020-12 with root type object, or a Standard Schema
  * @throws a {@link BadName} if the name is empty, or longer than 128 characters
@@ -98,13 +98,13 @@ export function defineTool(
   return new ServedTool(mcpLayer, name, description, inputSchema, run, options);
 }
 
-// --- state that callers carry ------------------------------------------------------------------------------------
+// --- state carried by callers ------------------------------------------------------------------------------------
 
-/** What a `requestState` holds. It is bound to the caller, the tool and the arguments by its MAC. */
+/** The contents of a `requestState`. A MAC binds it to the caller, the tool and the arguments. */
 interface State {
-  /** Until when it can be used, ms since the epoch. */
+  /** When it expires, ms since the epoch. */
   readonly until: number;
-  /** How often the caller was asked. */
+  /** How often the caller has been asked. */
   readonly round: number;
   readonly answers: [key: string, answer: JsonObject][];
 }
@@ -139,7 +139,7 @@ function canonical(value: Json): string {
 
 // --- the layer ---------------------------------------------------------------------------------------------------
 
-/** A request that is not answered yet. */
+/** A request that has not been answered yet. */
 interface Pending {
   cancel(reason: string | undefined): void;
 }
@@ -153,10 +153,10 @@ interface Listener extends Pending {
 const listening = new WeakMap<Map<string, Tool>, Set<McpLayer>>();
 
 /**
- * Notifies MCP clients that listen that a map of tools has changed. {@link tool} calls it by itself; call it after
+ * Notifies subscribed MCP clients that a map of tools has changed. {@link tool} does this by itself; call it after
  * changing the map in another way. Many calls in a row cause few notifications.
  *
- * @param tools the map that is served: the default {@link tools}, or the one in the options of {@link serve}
+ * @param tools the map being served: the default {@link tools}, or the one in the options of {@link serve}
  */
 export function toolsChanged(tools: Map<string, Tool>): void {
   for (const layer of listening.get(tools) ?? []) layer.changed();
@@ -273,7 +273,7 @@ class McpLayer implements Layer {
     return this.#complete(result, this.#o.spills && { [SPILL_META]: true });
   }
 
-  /** One page: as many tools as fit into one frame, with the cursor of the next page, which is the last name. */
+  /** One page: as many tools as fit into a frame. The cursor of the next page is derived from the last name. */
   #list(id: string | number, { cursor }: JsonObject, context: DispatchContext): JsonObject {
     const all = [...this.tools].flatMap(([name, tool]) => {
       const served = ServedTool.of(tool);
@@ -299,7 +299,7 @@ class McpLayer implements Layer {
     for (const { name, shown } of all.slice(next, next + Math.max(1, this.#o.pageSize ?? all.length))) {
       left -= encodeLong(shown).length + 1;
       const tail = next + 1 < all.length ? cursorOf(name).length : 0;
-      // A tool that is too long for a frame gets a page of its own, which can be spilled or refused.
+      // A tool that is too long for a frame gets its own page, which can be spilled or refused.
       if (page.length > 0 && left < tail) break;
       page.push(shown);
       next++;
@@ -327,7 +327,7 @@ class McpLayer implements Layer {
     const bound: Json = [context.from ?? '', 'tools/call', name, args as JsonObject];
     const state =
       requestState === undefined ? undefined : openState(this.#stateKey(), bound, requestState, this.clock.now());
-    // Answers in the sealed state were given before, and take precedence.
+    // Answers in the sealed state were given earlier and take precedence.
     const answers = new Map([...(Object.entries(inputResponses) as State['answers']), ...(state?.answers ?? [])]);
     const call = new ToolCall(frame, meta, context, this, answers);
     return new Promise((resolve) => {
@@ -346,7 +346,7 @@ class McpLayer implements Layer {
         })
         .catch((error) => this.#refused(id, error, context, 'tools/call'))
         .then((answer) => {
-          // If it was cancelled, nothing is sent, and the id may be another request's by now.
+          // If it was cancelled, nothing is sent, and another request may use the id by now.
           if (this.#pending.get(key) === call) settle(answer);
         });
     });
@@ -427,7 +427,7 @@ class McpLayer implements Layer {
   }
 
   /**
-   * Notifies the listeners. If that was done often lately, it is done once a little later, for all changes until then.
+   * Notifies the listeners. If that happened often recently, it is deferred and covers all changes until then.
    */
   changed(): void {
     if (!this.#noticing) void this.#notice();
@@ -441,14 +441,14 @@ class McpLayer implements Layer {
         await this.clock.sleep(wait, this.#closing.signal);
       for (const listener of this.#listeners) listener.notice();
     } catch {
-      // Closed meanwhile.
+      // The server was closed meanwhile.
     } finally {
       this.#noticing = false;
     }
   }
 }
 
-/** The layer for {@link createDispatcher}'s `layer` option: a server that speaks MCP though it has no tools yet. */
+/** For the option `layer` of {@link createDispatcher}: makes a server speak MCP even if it has no tools yet. */
 export const mcpLayer: MakeLayer = (o) => new McpLayer(o);
 
 /** @internal True for an id that MCP allows. */
@@ -456,7 +456,7 @@ export function isMcpId(id: unknown): id is string | number {
   return typeof id === 'string' || Number.isSafeInteger(id);
 }
 
-/** @internal A key for a request, which differs between callers and between types of ids. */
+/** @internal A key for a request, unique across callers and types of ids. */
 export function keyOf({ from = '' }: DispatchContext, id: string | number): string {
   return JSON.stringify([from, id]);
 }
@@ -467,7 +467,7 @@ export function calledOff({ method, params }: JsonObject): string | number | und
   return isMcpId(requestId) ? requestId : undefined;
 }
 
-/** @internal The reason that a cancellation gives, cut to a length that is passed on. */
+/** @internal The reason in a cancellation, cut to a reasonable length. */
 export function reasonIn({ params }: JsonObject): string | undefined {
   const { reason } = params as JsonObject;
   return typeof reason === 'string' ? reason.slice(0, 1000) : undefined;
@@ -477,10 +477,11 @@ export function reasonIn({ params }: JsonObject): string | undefined {
  * The checked params and `_meta` of a request.
  *
  * @internal
- * @throws an {@link RpcError} for the first thing that is wrong
+ * @throws an {@link RpcError} for the first problem
  */
 export function partsOf(frame: JsonObject, isInUse: boolean): { params: JsonObject; meta: JsonObject } {
-  // The caller may take this error for the answer to the request that still runs; but any other answer as well.
+  // The caller may take this error for the answer to the request that is still running, but so it might any other
+  // answer.
   if (isInUse) throw new RpcError(INVALID_REQUEST, 'Invalid Request: the id is in use');
   const { _meta, ...params } = isObject(frame['params']) ? (frame['params'] as JsonObject) : {};
   return { params, meta: checkedMeta(frame['method'] as string, _meta, params) };
@@ -513,7 +514,7 @@ function isFilter(value: unknown): value is JsonObject {
 }
 
 /**
- * Checks the `_meta` members that every request must have, in the order in which errors take precedence.
+ * Checks the `_meta` members that every request must have, in order of precedence of their errors.
  *
  * @internal
  * @throws an {@link RpcError} -32602 or -32022
@@ -521,7 +522,7 @@ function isFilter(value: unknown): value is JsonObject {
 export function checkedMeta(method: string, meta: unknown, params: JsonObject): JsonObject {
   const version = isObject(meta) ? meta[PROTOCOL_VERSION] : undefined;
   if (method === 'initialize' && typeof version !== 'string') {
-    // The handshake of older revisions: its answer must name the versions served.
+    // The handshake of older revisions: the answer must name the supported versions.
     throw unsupported(params['protocolVersion']);
   }
   if (!isObject(meta)) throw badParams('params._meta is missing');
@@ -539,7 +540,7 @@ export function checkedMeta(method: string, meta: unknown, params: JsonObject): 
 function unsupported(requested: unknown): RpcError {
   return new RpcError(
     UNSUPPORTED_VERSION,
-    `Unsupported protocol version: it takes ${MCP_VERSION}, without a handshake (initialize)`,
+    `Unsupported protocol version: use ${MCP_VERSION}, without a handshake (initialize)`,
     {
       supported: [MCP_VERSION],
       requested: typeof requested === 'string' ? requested.slice(0, 100) : '',

@@ -1,6 +1,6 @@
 /**
- * What the caller of a request is told before the answer: progress, of which only the latest counts, and log lines. Their
- * number is limited, since each is a write.
+ * Notices sent to a caller before the answer: progress, of which only the latest counts, and log lines. Their number is
+ * limited, since each is a write.
  *
  * @module
  */
@@ -9,9 +9,9 @@ import { encodeLong, type Json } from './frames.ts';
 import type { Clock } from './http.ts';
 import type { LogLevel } from './tools.ts';
 
-/** Members of `params._meta`. */
+/** The member of `params._meta` that asks for log lines. */
 export const LOG_LEVEL = 'io.modelcontextprotocol/logLevel';
-/** The member of `_meta` that names the request of a notice: on a shared channel, nothing else does. */
+/** The member of `_meta` that names a notice's request: on a shared channel, nothing else does. */
 export const REQUEST_ID = 'chat.technocore/requestId';
 
 export const LEVELS: readonly string[] = [
@@ -25,11 +25,11 @@ export const LEVELS: readonly string[] = [
   'emergency',
 ];
 
-/** How many notices can be sent at once, and the time after which another one can, ms. */
+/** How many notices can be sent at once, and how often after that, ms. */
 const BURST = 10;
 const REFILL_MS = 1000;
 
-/** A limit on notices: so many at once, then one in each interval. */
+/** A rate limit on notices. */
 export class Budget {
   readonly #clock: Clock;
   #left = BURST;
@@ -40,7 +40,7 @@ export class Budget {
     this.#at = clock.now();
   }
 
-  /** Takes one. @returns 0, or if there is none, the time to wait, ms */
+  /** Takes one notice. @returns 0, or if none is left, how long to wait, ms */
   take(): number {
     const now = this.#clock.now();
     this.#left = Math.min(BURST, this.#left + Math.max(0, now - this.#at) / REFILL_MS);
@@ -139,7 +139,7 @@ export class Notices {
     return rpcNotification('notifications/message', params);
   }
 
-  /** @param isCancelled whether to say nothing of lines that were left out */
+  /** @param isCancelled whether the call was cancelled, so that lines that were left out are not mentioned */
   end(isCancelled: boolean): void {
     const unlogged = this.#unlogged;
     this.#unlogged = 0;

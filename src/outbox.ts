@@ -1,6 +1,6 @@
 /**
- * The writes of a server: the callers take turns, one write at a time goes to a room, and no more are under way than the
- * write budget can carry at once. So a burst of one key makes nobody else wait for more than its own turn.
+ * A server's outgoing writes: callers take turns, one write at a time goes to a room, and no more are under way than
+ * the write budget allows at once. So a burst from one key never delays the others by more than a turn.
  *
  * @module
  */
@@ -11,7 +11,7 @@ import { type SigningKey, saySigned } from './rooms.ts';
 import { type Regulars, Turns } from './turns.ts';
 
 interface Waiting {
-  /** The room or note to which it goes: one write at a time is under way to each. */
+  /** The room or note written to: one write at a time is under way to each. */
   readonly lane: string;
   write(): Promise<unknown>;
   resolve(): void;
@@ -21,8 +21,8 @@ interface Waiting {
 const PLAIN_STRING = /"[^"\\]*(?:\\.[^"\\]*)*"/g;
 
 /**
- * The same JSON in a spelling that nobody can guess: a few letters in its strings are written as escapes. Undefined if
- * there are no letters, or the text would become too long.
+ * The same JSON in an unpredictable spelling: a few letters in its strings are written as escapes. Undefined if there
+ * are no letters, or if the text would become too long.
  */
 export function respelled(text: string, random: (bytes: number) => Uint8Array): string | undefined {
   const places: number[] = [];
@@ -39,7 +39,7 @@ export function respelled(text: string, random: (bytes: number) => Uint8Array): 
 }
 
 /**
- * Writes a frame. If the room refuses it because others wrote the same text too often, it is written in another spelling.
+ * Writes a frame. If the room refuses it as a duplicate of what others wrote, it is written in another spelling.
  */
 export async function sayUnrefused(
   t: Transport,
@@ -57,13 +57,13 @@ export async function sayUnrefused(
   }
 }
 
-/** How many writes are under way at a time while the budget is not short. */
+/** How many writes may be under way at a time while the budget allows it. */
 const MAX_WRITING = 8;
-/** Answers of one key that wait, and of all keys. */
+/** How many answers can wait, for one key and in all. */
 const MAX_OF_KEY = 256;
 const MAX_WAITING = 4096;
 
-/** The answers of one server on their way. */
+/** The outgoing answers of one server. */
 export class Outbox {
   readonly #t: Transport;
   readonly #write: (room: string, text: string) => Promise<unknown>;
@@ -71,20 +71,20 @@ export class Outbox {
   readonly #lanes = new Set<string>();
   #closed: { reason: unknown } | undefined;
 
-  /** @param regulars the keys that do not have to wait for new ones */
+  /** @param regulars the keys that take precedence over new ones */
   constructor(t: Transport, write: (room: string, text: string) => Promise<unknown>, regulars?: Regulars) {
     this.#t = t;
     this.#write = write;
     this.#turns = new Turns(MAX_WAITING, MAX_OF_KEY, regulars);
   }
 
-  /** How long everything that waits will take, ms; 0 while it is not known what the service grants. */
+  /** How long it will take to write everything that waits, ms; 0 while the budget is unknown. */
   get backlogMs(): number {
     const { perMinute } = budgetOf(this.#t, 'write');
     return perMinute === undefined ? 0 : (this.#turns.waiting * 60_000) / perMinute;
   }
 
-  /** Whether nothing waits, so that a write begins at once, unless one to the same room is under way. */
+  /** Whether nothing waits, so that a write starts at once unless one to the same room is under way. */
   get isIdle(): boolean {
     return this.#turns.waiting === 0;
   }
@@ -95,10 +95,10 @@ export class Outbox {
   }
 
   /**
-   * Writes `text` to `room` when it is the turn of `from`.
+   * Writes `text` to `room` when the turn of `from` comes.
    *
    * @throws a {@link TechnocoreError} `outbox_full` if too much waits; nothing is written then
-   * @throws what the write throws; the reason for which the outbox was closed
+   * @throws what the write throws; the reason with which the outbox was closed
    */
   send(from: string, room: string, text: string): Promise<void> {
     return this.run(from, room, room, () => this.#write(room, text));
@@ -107,9 +107,9 @@ export class Outbox {
   /**
    * Runs another write that an answer to `from` needs, when its turn comes.
    *
-   * @param room the room to which the answer goes
-   * @param lane what must not have two writes under way
-   * @throws as {@link send}
+   * @param room the room that the answer goes to
+   * @param lane the target, which gets one write at a time
+   * @throws what {@link send} throws
    */
   run(from: string, room: string, lane: string, write: () => Promise<unknown>): Promise<void> {
     return new Promise((resolve, reject) => {
@@ -129,7 +129,7 @@ export class Outbox {
 
   #next(): void {
     while (this.#lanes.size < MAX_WRITING) {
-      // Not earlier: a write that has asked the budget holds a turn that another key may deserve more.
+      // Not earlier: a write that waits in the budget holds a turn that another key may deserve more.
       if (this.#lanes.size > 0 && budgetOf(this.#t, 'write').delayMs(2) > 0) return;
       const [, one] = this.#turns.next((_, { lane }) => !this.#lanes.has(lane)) ?? [];
       if (!one) return;

@@ -1,6 +1,6 @@
 /**
- * Where answers may go. A request names its reply room, and could name somebody else's. So answers go to mailboxes only,
- * never to the one that is served, and only a few go to a room in which the caller's key was never seen.
+ * Where answers may go. A request names its reply room, and could name somebody else's. So answers go only to
+ * mailboxes, never to the one being served, and only a few go to a room where the caller's key was never seen.
  *
  * @module
  */
@@ -15,22 +15,22 @@ import type { Regulars } from './turns.ts';
 import { Workers } from './workers.ts';
 
 /**
- * Limits of a server on answers to mailboxes in which the caller's key never wrote: they may belong to somebody who did
- * not ask.
+ * A server's limits on answers to mailboxes that the caller's key never wrote to: they may belong to somebody else.
  */
 export interface ReplyLimits {
-  /** The most answers a day to one such mailbox; default 10. */
+  /** The maximum number of answers per day to one such mailbox; default 10. */
   unprovedPerDay?: number | undefined;
-  /** The most answers a day to all such mailboxes that one key names; default 30. */
+  /** The maximum number of answers per day to all such mailboxes that one key names; default 30. */
   unprovedPerKey?: number | undefined;
   /**
-   * The most mailboxes a day that are created by answering; default 5. The public service grants an address 20 new rooms.
+   * The maximum number of mailboxes per day that answers create; default 5. The public service grants an address 20 new
+   * rooms.
    */
   newRoomsPerDay?: number | undefined;
 }
 
 const DAY_MS = 86_400_000;
-/** How long it is remembered which mailbox an identity names, ms. */
+/** How long the mailbox that an identity names is cached, ms. */
 const NAMED_MS = 60_000;
 /** How long it is remembered that a key was seen in its reply room, ms. */
 const PROVED_MS = 3_600_000;
@@ -38,32 +38,29 @@ const PROVED_MS = 3_600_000;
 const MAX_KNOWN = 4096;
 
 /**
- * The most lookups at a time. They share the read budget with the reading of the mailbox, which never has to wait for
- * more than these.
+ * How many lookups run at a time. They share the read budget with the mailbox, which never waits for more than these.
  */
 const LOOKS = 2;
-/** The most lookups that wait. */
+/** How many lookups can wait. */
 const MAX_LOOKS = 256;
-/** How long a lookup may take, waiting included, ms: the caller does not wait for longer. */
+/** How long a lookup may take, waiting included, ms: the caller does not wait longer. */
 const LOOK_MS = 15_000;
-/** The most lookups a day in rooms in which the key that names them never wrote. */
+/** How many lookups a key gets per day in rooms that it never wrote to. */
 const LOOKS_PER_KEY = 60;
 
-/** @internal Counts by key and day. */
+/** @internal Counters per key and day. */
 export class Daily {
   readonly #counts = new Map<string, { day: number; count: number }>();
-  readonly #forgets: boolean;
+  readonly #whenFull: 'forget' | 'refuse';
   readonly #max: number;
 
-  /**
-   * @param forgets when there are too many keys: whether the oldest count is forgotten, or no new key is allowed today
-   */
-  constructor(forgets: boolean, max: number = MAX_KNOWN) {
-    this.#forgets = forgets;
+  /** @param whenFull with too many keys: `forget` the oldest count, or `refuse` new keys for the rest of the day */
+  constructor(whenFull: 'forget' | 'refuse', max: number = MAX_KNOWN) {
+    this.#whenFull = whenFull;
     this.#max = max;
   }
 
-  /** Takes back what was counted last. */
+  /** Undoes the last {@link take}. */
   give(key: string): void {
     const entry = this.#counts.get(key);
     if (entry) entry.count--;
@@ -74,7 +71,7 @@ export class Daily {
     const day = Math.floor(now / DAY_MS);
     const entry = this.#counts.get(key);
     const count = entry?.day === day ? entry.count : 0;
-    if (count >= limit || (!entry && !this.#forgets && !this.#hasRoom(day))) return false;
+    if (count >= limit || (!entry && this.#whenFull === 'refuse' && !this.#hasRoom(day))) return false;
     remember(this.#counts, key, { day, count: count + 1 }, this.#max);
     return true;
   }
@@ -94,16 +91,16 @@ export class ReplyRooms {
   readonly #last = new Map<string, string>();
   readonly #named = new Map<string, { room: string | undefined; until: number }>();
   readonly #proved = new Map<string, number>();
-  readonly #unproved = new Daily(false);
-  readonly #ofKey = new Daily(false);
-  readonly #created = new Daily(false);
-  readonly #looked = new Daily(true);
+  readonly #unproved = new Daily('refuse');
+  readonly #ofKey = new Daily('refuse');
+  readonly #created = new Daily('refuse');
+  readonly #looked = new Daily('forget');
   /** Runs the lookups of one key one after the other. */
   readonly #lanes = new Lanes();
   /** Limits the lookups of all keys. */
   readonly #looks: Workers;
 
-  /** @param regulars the keys that do not have to wait for new ones */
+  /** @param regulars the keys that take precedence over new ones */
   constructor(t: Transport, served: string, limits: ReplyLimits = {}, regulars?: Regulars) {
     this.#t = t;
     this.#served = served;
@@ -111,15 +108,15 @@ export class ReplyRooms {
     this.#limits = { unprovedPerDay: 10, unprovedPerKey: 30, newRoomsPerDay: 5, ...compact({ ...limits }) };
   }
 
-  /** True for a room to which answers may go at all. */
+  /** Whether answers may go to a room at all. */
   #allowed(room: unknown): room is string {
     return isMailbox(room) && room !== this.#served;
   }
 
   /**
-   * The room for the answer to `from`: the one that the request names; else that of the key's signed identity record,
-   * else the one it used last, else the unsigned one of its identity note. Undefined if there is none, or if the one that
-   * the request names is not allowed.
+   * The room for the answer to `from`: the one that the request names; else the one in the key's signed identity
+   * record, else the one it used last, else the unsigned one in its identity note. Undefined if there is none, or if
+   * the one that the request names is not allowed.
    */
   async find(from: string, named: unknown): Promise<string | undefined> {
     if (named !== undefined) {
@@ -133,18 +130,18 @@ export class ReplyRooms {
     const identity = await this.#look(from, (signal) => resolveIdentity(from, { ...this.#t, signal }));
     const room = (identity?.signed ? identity.mailbox : undefined) ?? this.#last.get(from) ?? identity?.mailbox;
     const found = this.#allowed(room) ? room : undefined;
-    // Not for long: an identity may be published at any time.
+    // Cached briefly, since an identity may be published at any time.
     remember(this.#named, from, { room: found, until: now + NAMED_MS }, MAX_KNOWN);
     return found;
   }
 
   /**
-   * Whether one more answer to `from` may go to `room`: `proved` if the room is its own; `unproved` if that is not known
-   * and the limits allow it, which counts; else undefined.
+   * Whether one more answer to `from` may go to `room`: `proved` if the room is its own; `unproved` if that is unknown
+   * and the limits allow an answer, which is then counted; else undefined.
    */
   admits(from: string, room: string): Promise<'proved' | 'unproved' | undefined> {
     if (this.#isProved(from, room)) return Promise.resolve('proved');
-    // Whatever rooms a key names, one lookup at a time is made for it.
+    // One lookup at a time for each key, whatever rooms it names.
     return this.#lanes.run(from, async () => {
       if (this.#isProved(from, room)) return 'proved';
       const now = this.#t.clock.now();
@@ -187,7 +184,7 @@ export class ReplyRooms {
     const name = `${from} ${room}`;
     const now = this.#t.clock.now();
     if ((this.#proved.get(name) ?? 0) <= now) return false;
-    // Prolonged by use: the key's line in the room may be out of sight by now, among the answers.
+    // Extended by use: by now, answers may have pushed the key's message out of sight.
     remember(this.#proved, name, now + PROVED_MS, MAX_KNOWN);
     return true;
   }

@@ -1,13 +1,14 @@
 /**
- * Runs: what becomes of a request that the ledger has judged, from its wait for a worker to the text of its answer.
+ * Running requests: from the ledger's verdict, through the wait for a worker, to the text of the answer.
  *
  * @module
  */
-
 import type { Answering, Reply } from './answering.ts';
-import { BUSY, before, DEADLINE, interrupted, printable } from './answers.ts';
+import { before, interrupted, printable } from './answers.ts';
 import type { Incoming } from './channel.ts';
 import {
+  BUSY,
+  DEADLINE,
   type DispatchContext,
   type Dispatcher,
   type Handler,
@@ -17,7 +18,7 @@ import {
   type JsonObject,
   rpcError,
 } from './dispatch.ts';
-import { type RpcError, TechnocoreError } from './errors.ts';
+import { TechnocoreError } from './errors.ts';
 import { drop } from './feed.ts';
 import { decode, encodeLong, isObject, type Json } from './frames.ts';
 import type { Event, Options, Transport } from './http.ts';
@@ -29,9 +30,9 @@ import { Workers } from './workers.ts';
 
 /** The default deadline of a handler, ms. */
 export const DEADLINE_MS = 60_000;
-/** The most notifications of one request that wait to be written. */
+/** How many notifications of one request can wait to be written. */
 const MAX_EMITTED = 64;
-// One object for all calls: making an error with its stack for each would cost too much.
+// One object for all calls: an error with its own stack for each would be too expensive.
 const CALL_OVER = new TechnocoreError('deadline', 'the call is over');
 
 /** Options about how requests are run: see `ServeOptions`. */
@@ -43,7 +44,7 @@ export interface RunOptions {
   onEvent?: ((event: Event) => void) | undefined;
 }
 
-/** What runs share with the server that they belong to. */
+/** The parts of a server that its runs use. */
 interface Parts {
   readonly t: Transport;
   readonly room: string;
@@ -56,7 +57,7 @@ interface Parts {
   readonly o: RunOptions;
 }
 
-/** The requests of one server that run, or wait to. */
+/** The requests of one server that are running or waiting to run. */
 export class Runs {
   readonly #t: Transport;
   readonly #room: string;
@@ -71,7 +72,7 @@ export class Runs {
   readonly #workers: Workers;
   /** Requests that wait for a worker, by key and id, so that they can be cancelled. */
   readonly #queued = new Map<string, AbortController>();
-  /** The controllers of the handlers that run. */
+  /** The controllers of running handlers. */
   readonly #running = new Set<AbortController>();
 
   constructor({ t, room, dispatcher, ledger, regulars, answering, underway, share, o }: Parts) {
@@ -87,18 +88,18 @@ export class Runs {
     this.#share = share;
     this.#o = o;
     const concurrency = o.concurrency ?? 16;
-    // One key cannot have all workers: not even, if it is new, all of those that new keys can have.
+    // One key cannot take all workers; a new key, not even all of those that new keys can take.
     this.#workers = new Workers(concurrency, o.queue ?? 1024, concurrency - 2 * (concurrency >> 2), regulars);
   }
 
-  /** Ends what runs and what waits to. */
+  /** Aborts what is running or waiting to run. */
   stop(reason: unknown): void {
     for (const one of [...this.#queued.values(), ...this.#running]) one.abort(reason);
   }
 
   /**
-   * Tells the ledger what became of a request. If it cannot keep that, there is an event, and the caller is answered all
-   * the same: to him, silence would be worse than an answer that is not repeated.
+   * Records the outcome of a request in the ledger. If that fails, there is an event, and the caller is still answered:
+   * an answer that cannot be repeated is better than none.
    */
   async record(change: (ledger: Ledger) => void | Promise<void>): Promise<void> {
     try {
@@ -108,7 +109,7 @@ export class Runs {
     }
   }
 
-  /** Who asks. Without it, a dispatched frame would count as a call from inside this process. */
+  /** The caller. Without it, a dispatched frame would count as a call from inside this process. */
   caller({ from, room }: Incoming): DispatchContext {
     return { from, room, service: this.#service };
   }
@@ -116,8 +117,7 @@ export class Runs {
   /** Runs the handler of a notification, within the limits of a request. */
   async notified(m: Incoming, frame: JsonObject): Promise<void> {
     const { clock } = this.#t;
-    const onError = this.#told;
-    const context = { ...this.caller(m), onError };
+    const context = { ...this.caller(m), onError: this.#report };
     // A layer's notifications cancel requests, so they must not wait for a worker as the handlers of plain methods do.
     if (!this.#o.methods?.has(frame['method'] as string)) {
       const cancelled = this.#dispatcher.cancels(frame);
@@ -143,7 +143,7 @@ export class Runs {
     }
   }
 
-  /** The requests for which nothing runs, because there is no such method. */
+  /** The requests that run nothing, such as those for an unknown method. */
   passing(requests: JsonObject[]): Set<JsonObject> {
     return new Set(requests.filter((request) => !this.#dispatcher.acts(request)));
   }
@@ -154,7 +154,7 @@ export class Runs {
     return this.#textOf(answer!, request);
   }
 
-  /** The text of the answer to one request; undefined if none is sent. */
+  /** The text of the answer to one request; undefined to send none. */
   async outcome(
     m: Incoming,
     request: JsonObject,
@@ -168,7 +168,7 @@ export class Runs {
         return this.#run(m, request, reply);
       case 'answered':
         if (this.#share && verdict.answer === interrupted(id)) return this.#interrupted(m, request, fresh, reply);
-        // Sent again to a caller who asked again (that is fresh), not when we read the same message again after a
+        // Sent again to a caller that asked again (the message is fresh), but not if we reread a message after a
         // restart.
         if (fresh || !verdict.sent) return verdict.answer;
         drop(this.#t, 'skipped', m, { reason: 'old' });
@@ -188,7 +188,7 @@ export class Runs {
   }
 
   /**
-   * For a request that another process began: its answer if the reply room shows one, else another run, or error 1001.
+   * For a request that another process began: its answer if the reply room shows one, else another run or error 1001.
    */
   async #interrupted(m: Incoming, request: JsonObject, fresh: boolean, reply: Reply): Promise<string | undefined> {
     const id = request['id'] as Id;
@@ -197,11 +197,13 @@ export class Runs {
     if (found === undefined && this.#dispatcher.idempotent(request)) return this.#run(m, request, reply);
     const text = found ?? interrupted(id);
     await this.record((ledger) => ledger.answer(m.from, key, text));
-    // An answer that stands in the reply room is repeated only for a caller who asked again.
+    // An answer that is in the reply room already is repeated only for a caller that asked again.
     return found === undefined || fresh ? text : undefined;
   }
 
-  /** The answer that another server of this share wrote into a room; undefined if there is none, or nobody can tell. */
+  /**
+   * The answer that another server of this mailbox wrote to a room; undefined if there is none, or it cannot be read.
+   */
   async #answerIn(room: string, key: string): Promise<string | undefined> {
     try {
       return await this.#share?.answerIn(room, key);
@@ -211,40 +213,31 @@ export class Runs {
     }
   }
 
-  /** The refusal, unless too much waits for this key: each costs a write, like any answer. */
+  /** The refusal, unless too much waits for this key: each costs as many writes as an answer. */
   #refusal(m: Incoming, text: string): string | undefined {
     if (!this.#answering.isCrowded(m.from)) return text;
     drop(this.#t, 'refused', m, { reason: 'too much waits for this key' });
     return undefined;
   }
 
-  /** Tells the operator what a handler threw. The caller learns nothing of it. */
-  readonly #told = (error: unknown, method: string): void => {
+  /** Reports what a handler threw to the operator. The caller is told nothing about it. */
+  readonly #report = (error: unknown, method: string): void => {
     if (!this.#o.onEvent)
       console.error(`technocore-rpc: the handler of ${JSON.stringify(method)} failed: ${printable(error)}`);
     this.#t.onEvent({ kind: 'handler-error', method, error });
   };
 
-  /** Runs a handler within its limits, and keeps its answer in the ledger. */
+  /** Runs a handler within its limits, and stores its answer in the ledger. */
   async #run(m: Incoming, request: JsonObject, reply: Reply): Promise<string | undefined> {
-    const { clock } = this.#t;
     const id = request['id'] as Id;
     const key = JSON.stringify(id);
-    const open = this.#dispatcher.staysOpen(request);
-    let release: (() => void) | undefined = open ? () => {} : this.#workers.tryEnter(m.from);
-    if (!release) {
-      const name = `${m.from} ${key}`;
-      const off = new AbortController();
-      this.#queued.set(name, off);
-      release = await this.#workers.enter(m.from, off.signal);
-      this.#queued.delete(name);
-      if (off.signal.aborted) {
-        release?.();
-        await this.record((ledger) => ledger.answer(m.from, key, interrupted(id)));
-        return undefined;
-      }
+    const isOpen = this.#dispatcher.staysOpen(request);
+    const release = isOpen ? () => {} : (this.#workers.tryEnter(m.from) ?? (await this.#queue(m.from, key)));
+    if (release === 'cancelled') {
+      await this.record((ledger) => ledger.answer(m.from, key, interrupted(id)));
+      return undefined;
     }
-    if (!release) {
+    if (release === 'busy') {
       await this.record((ledger) => ledger.forget(m.from, key));
       return this.#refusal(m, encodeLong(rpcError(id, BUSY, 'Busy', { retryAfterMs: 1000 })));
     }
@@ -256,17 +249,65 @@ export class Runs {
       return undefined;
     }
     const stop = new AbortController();
+    const { signal } = stop;
     this.#running.add(stop);
     const deadlineMs = this.#o.deadlineMs ?? DEADLINE_MS;
-    const late = open
+    const late = isOpen
       ? new Promise<never>(() => {})
-      : clock.sleep(deadlineMs, stop.signal).then(
+      : this.#t.clock.sleep(deadlineMs, signal).then(
           () => rpcError(id, DEADLINE, `Deadline exceeded: not done within ${deadlineMs} ms`),
           () => undefined,
         );
+    try {
+      const dispatched = this.#dispatcher.dispatch(request, {
+        ...this.caller(m),
+        ...this.#sinks(m, request, reply, signal),
+        rank: this.#regulars.rank(m.from),
+        // A subscription runs until the dispatcher is closed.
+        ...(!isOpen && { signal }),
+        limit: this.#answering.limit,
+        onError: this.#report,
+      });
+      const answer = await Promise.race([dispatched, late]);
+      // How far a cancelled request got is unknown. A subscription that ended may start again.
+      const text = answer === undefined ? interrupted(id) : await this.#textOf(answer, request, reply);
+      if (answer === undefined && isOpen) await this.record((ledger) => ledger.forget(m.from, key));
+      else await this.record((ledger) => ledger.answer(m.from, key, text));
+      return answer === undefined ? undefined : text;
+    } finally {
+      // After the deadline nobody uses the handler's result: its signal tells it so.
+      stop.abort(CALL_OVER);
+      this.#running.delete(stop);
+      release();
+    }
+  }
+
+  /** Waits for a worker. @returns a function that releases it; `busy` if too many requests wait */
+  async #queue(from: string, key: string): Promise<(() => void) | 'busy' | 'cancelled'> {
+    const name = `${from} ${key}`;
+    const cancel = new AbortController();
+    this.#queued.set(name, cancel);
+    const release = await this.#workers.enter(from, cancel.signal);
+    this.#queued.delete(name);
+    if (!cancel.signal.aborted) return release ?? 'busy';
+    release?.();
+    return 'cancelled';
+  }
+
+  /**
+   * Where a handler sends what precedes its answer.
+   *
+   * @param over aborted once the call has ended
+   */
+  #sinks(
+    m: Incoming,
+    request: JsonObject,
+    reply: Reply,
+    over: AbortSignal,
+  ): Required<Pick<DispatchContext, 'emit' | 'tell'>> {
     let emitted = 0;
     const send = (frame: Json, write: (text: string) => Promise<boolean>): false | Promise<boolean> => {
-      if (stop.signal.aborted) return false;
+      if (over.aborted) return false;
       const text = encodeLong(frame);
       // However many notifications a handler sends at once, memory and the write budget must last.
       const isMuch = emitted >= MAX_EMITTED;
@@ -282,48 +323,24 @@ export class Runs {
       this.#underway.track(sent);
       return sent;
     };
-    const emit = (frame: Json): false | Promise<boolean | RpcError> => {
-      if (!isObject(frame) || frame['id'] === undefined)
-        return send(frame, (text) => this.#answering.notify(reply, text));
-      // A part of the answer. The handler waits for it, so there is one at a time.
-      if (stop.signal.aborted) return false;
-      const sent = this.#answering.part(reply, frame, request);
-      this.#underway.track(sent);
-      return sent;
-    };
     // One at a time, so that those that wait can still be dropped.
-    let told = Promise.resolve(true);
-    const tell = (frame: Json): false | Promise<boolean> =>
-      send(frame, (text) => (told = told.then(() => this.#tell(m, reply, text, stop.signal))));
-    try {
-      const { signal } = stop;
-      const onError = this.#told;
-      const dispatched = this.#dispatcher.dispatch(request, {
-        ...this.caller(m),
-        rank: this.#regulars.rank(m.from),
-        // A subscription runs until the dispatcher is closed.
-        ...(!open && { signal }),
-        emit,
-        tell,
-        limit: this.#answering.limit,
-        onError,
-      });
-      const answer = await Promise.race([dispatched, late]);
-      // How far a cancelled request got is unknown. A subscription that ended may begin again.
-      const text = answer === undefined ? interrupted(id) : await this.#textOf(answer, request, reply);
-      if (answer === undefined && open) await this.record((ledger) => ledger.forget(m.from, key));
-      else await this.record((ledger) => ledger.answer(m.from, key, text));
-      return answer === undefined ? undefined : text;
-    } finally {
-      // After the deadline nobody gets the handler's result: its signal says so.
-      stop.abort(CALL_OVER);
-      this.#running.delete(stop);
-      release();
-    }
+    let last = Promise.resolve(true);
+    return {
+      emit: (frame) => {
+        if (!isObject(frame) || frame['id'] === undefined)
+          return send(frame, (text) => this.#answering.notify(reply, text));
+        // A part of the answer. The handler waits for it, so there is one at a time.
+        if (over.aborted) return false;
+        const sent = this.#answering.part(reply, frame, request);
+        this.#underway.track(sent);
+        return sent;
+      },
+      tell: (frame) => send(frame, (text) => (last = last.then(() => this.#tell(m, reply, text, over)))),
+    };
   }
 
   /**
-   * Writes a notification, or drops it if anybody would have to wait for it.
+   * Writes a notification, or drops it if anybody else would have to wait for it.
    *
    * @param over aborted once the call has ended, so that its answer is next
    */
@@ -334,14 +351,14 @@ export class Runs {
     return false;
   }
 
-  /** The text of an answer: an error if the answer cannot be encoded, and shortened or spilled if it is too long. */
+  /** The text of an answer, or of an error if the answer cannot be encoded or is too long. */
   async #textOf(answer: Json, request: JsonObject, reply?: Reply): Promise<string> {
     const id = request['id'] as Id;
     let text: string;
     try {
       text = encodeLong(answer);
     } catch (cause) {
-      this.#told(cause, String(request['method']));
+      this.#report(cause, String(request['method']));
       return encodeLong(rpcError(id, INTERNAL_ERROR, 'Internal error'));
     }
     return this.#answering.fitted(text, request, reply);

@@ -1,9 +1,9 @@
 /**
  * Schemas: JSON Schema 2020-12, or anything that implements Standard Schema (`~standard`), compiled to one kind of check.
  *
- * The values that are checked come from strangers, the schemas from the programmer. So whatever is wrong with a schema is
- * an error when it is compiled, nothing is fetched, no code is generated, and the depth and the work of a check are
- * limited. Patterns are the exception: the schema's author can write one that takes exponential time.
+ * The values to check are untrusted; the schemas come from the programmer. So anything wrong with a schema is an error
+ * when it is compiled, nothing is fetched, no code is generated, and the depth and cost of a check are limited.
+ * Patterns are the exception: the schema's author can write one that takes exponential time.
  *
  * @module
  */
@@ -11,17 +11,17 @@ import { dereference, type OutputUnit, validate } from '@cfworker/json-schema';
 import { TechnocoreError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 
-/** The deepest nesting of a schema, and of a value that is checked. */
+/** The maximum nesting depth of a schema, and of a value to check. */
 const MAX_DEPTH = 64;
-/** The most values (members, items) in a value that is checked. */
+/** The maximum number of values (members, items) in a value to check. */
 const MAX_NODES = 10_000;
 /**
- * The most steps of one check, of some 10 µs each. Without a limit, recursive alternatives could take exponential time,
- * and long lists that are tried on many items could fill the memory.
+ * The maximum number of steps in one check, of about 10 µs each. Without a limit, recursive alternatives could take
+ * exponential time, and long lists tried on many items could fill the memory.
  */
 const MAX_STEPS = 20_000;
 /**
- * What counts as one step, besides applying a schema: so many entries of its lists, required names, characters of a text,
+ * What costs one step, besides applying a schema: this many entries of its lists, required names, characters of a text,
  * or members of an object.
  */
 const LIST_STEP = 64;
@@ -30,16 +30,17 @@ const TEXT_STEP = 8192;
 const WIDTH_STEP = 32;
 /** Objects with fewer members than this are not charged for them. */
 const WIDE = 256;
-/** The most items that are compared with each other. */
+/** The maximum number of items that are compared with each other. */
 const MAX_UNIQUE = 1000;
-/** The most `$id` inside one another: the validator reads a part once for each combination of those around it. */
+/** The maximum number of nested `$id`: the validator reads a part once for each combination of those around it. */
 const MAX_IDS = 4;
-/** The most characters in the addresses of all parts of a schema together. */
+/** The maximum total length of the addresses of all parts of a schema, in characters. */
 const MAX_ADDRESSES = 1_000_000;
 
 /** The result of a check: the value (perhaps converted), or what is wrong with it. */
 export type Checked = { value: unknown; problem?: never } | { problem: string };
 
+/** A compiled schema. */
 export interface Schema {
   /** The schema as JSON Schema, for lists; undefined if it has no such form. */
   readonly json: { [keyword: string]: Json } | undefined;
@@ -47,7 +48,7 @@ export interface Schema {
   check(value: unknown): Checked | Promise<Checked>;
 }
 
-/** Standard Schema 1.1 with its JSON Schema part, as far as it is used here. */
+/** The part of Standard Schema 1.1, with its JSON Schema extension, that is used here. */
 interface Standard {
   validate(value: unknown): StandardResult | Promise<StandardResult>;
   jsonSchema?: { [direction in 'input' | 'output']: (o: { target: string }) => unknown };
@@ -66,9 +67,9 @@ function bad(at: string, problem: string, cause?: unknown): TechnocoreError {
 /**
  * Compiles a schema.
  *
- * @param direction which side lists show of a schema that converts values
- * @throws a {@link TechnocoreError} `bad_schema` if it is not JSON Schema 2020-12, has a reference that leads out of it
- * or a pattern that does not compile, or is nested too deeply
+ * @param direction for a schema that converts values: the side that lists show
+ * @throws a {@link TechnocoreError} `bad_schema` if it is not JSON Schema 2020-12, has an external reference or a
+ * pattern that does not compile, or is nested too deeply
  */
 export function compileSchema(schema: object | boolean, direction: 'input' | 'output'): Schema {
   if (schema instanceof OwnSchema) return schema;
@@ -77,8 +78,8 @@ export function compileSchema(schema: object | boolean, direction: 'input' | 'ou
 }
 
 /**
- * A JSON Schema of our own, which needs no check: it is compiled for its first value, since compiling ours beforehand would
- * take a tenth of the time that importing everything takes.
+ * A trusted JSON Schema of our own. It is compiled for its first value, since compiling all of ours beforehand would
+ * take a tenth of the time that importing the library takes.
  */
 export class OwnSchema implements Schema {
   readonly json: { [keyword: string]: Json };
@@ -95,8 +96,8 @@ export class OwnSchema implements Schema {
 }
 
 /**
- * Compiles a stranger's schema, for his own values. He could choose patterns that take exponential time, and use
- * `uniqueItems` over and over. So these are left out, which makes the check weaker but never stricter.
+ * Compiles an untrusted schema, for values from the same source. It could have patterns that take exponential time, and
+ * use `uniqueItems` over and over, so these are left out, which makes the check weaker but never stricter.
  *
  * @throws a {@link TechnocoreError} `bad_schema`; also if leaving them out would make the check stricter
  */
@@ -104,7 +105,7 @@ export function compileForeignSchema(schema: object): Schema {
   return bounded(compileJson(schema, true));
 }
 
-/** A compiled schema whose check is told how large the value is. */
+/** A compiled schema whose check takes the size of the value into account. */
 interface Compiled extends Pick<Schema, 'json'> {
   check(value: unknown, extent: Extent): Checked | Promise<Checked>;
 }
@@ -123,7 +124,9 @@ const TOO_BIG: Checked = {
   problem: `the value is nested deeper than ${MAX_DEPTH}, or holds more than ${MAX_NODES} values`,
 };
 
-/** How many values a value holds, its longest text, its longest array, and the most members of an object in it. */
+/**
+ * The size of a value: how many values it holds, and the length of its longest text, longest array and widest object.
+ */
 interface Extent {
   nodes: number;
   text: number;
@@ -157,7 +160,7 @@ const regex = (value: unknown): boolean => {
   }
 };
 
-/** The keywords that constrain, and what their values must be. Everything else is an annotation. */
+/** The keywords that constrain, and what their values must be. All others are annotations. */
 const KEYWORDS: { [keyword: string]: 'schema' | 'schemas' | 'map' | 'refused' | ((value: unknown) => boolean) } = {
   additionalProperties: 'schema',
   unevaluatedProperties: 'schema',
@@ -205,41 +208,44 @@ const KEYWORDS: { [keyword: string]: 'schema' | 'schemas' | 'map' | 'refused' | 
   maxProperties: count,
   minProperties: count,
   uniqueItems: (value) => typeof value === 'boolean',
-  // Keywords of other dialects, which would be ignored or mean something else.
+  // Keywords of other dialects, which would be ignored or mean something different.
   $recursiveRef: 'refused',
   $recursiveAnchor: 'refused',
   additionalItems: 'refused',
   dependencies: 'refused',
 };
 
-/** The keywords that a stranger can make costly, and those in which leaving them out would make the check stricter. */
+/** The keywords that can be made costly, and those in which leaving them out would make the check stricter. */
 const COSTLY = /^(?:pattern|uniqueItems)$/;
 const TURNED = /^(?:not|if|oneOf|maxContains|patternProperties)$/;
 
-/** The formats that are checked, each in linear time. Others, like `url` and its exponential pattern, are annotations. */
+/**
+ * The formats that are checked, each in linear time. Others, such as `url` with its exponential pattern, are
+ * annotations.
+ */
 const FORMATS =
   /^(?:date|time|date-time|duration|uri|uri-reference|uri-template|email|hostname|ipv4|ipv6|regex|uuid|json-pointer|relative-json-pointer)$/;
 
-/** The keywords that look at each character of a text, and those that report each missing name. */
+/** The keywords that read each character of a text, and those that report each missing name. */
 const OF_TEXT = /^(?:minLength|maxLength|pattern|format)$/;
 const OF_NAMES = /^(?:required|dependentRequired)$/;
 
-/** Where addresses can go wrong: the keywords that define or use one, and names that do not fit into one. */
+/** Where addresses can be invalid: the keywords that define or use one, and names that do not fit into one. */
 const ADDRESS = /^\$(?:id|ref|anchor|dynamicRef|dynamicAnchor)$/;
 const LONE = /[\ud800-\udfff]/u;
 
-/** Entries in the lists of a keyword's value, however deep. */
+/** The number of entries in the lists of a keyword's value, at any depth. */
 function entriesOf(value: unknown): number {
   if (typeof value !== 'object' || value === null) return 0;
   const entries: unknown[] = Object.values(value);
   return entries.reduce((sum: number, entry) => sum + entriesOf(entry), entries.length);
 }
 
-/** A copy of a schema that the validator may write to, checked keyword by keyword. */
+/** A copy of a schema, checked keyword by keyword, that the validator may write to. */
 class Copy {
   /** Whether the addresses of its parts must be checked. */
   isAddressed = false;
-  /** Whether items are compared with each other anywhere. */
+  /** Whether it has a `uniqueItems`. */
   hasUnique = false;
   /** The parts that have an anchor, each with the part whose `$id` it belongs to. */
   readonly anchors: { part: object; resource: object; name: string }[] = [];
@@ -251,7 +257,7 @@ class Copy {
   #resources = 0;
   #addresses = 0;
   #steps = 0;
-  /** How many steps the longest text and the widest object of the value take each time. */
+  /** How many steps the longest text and the widest object of the value cost each time. */
   #textSteps = 0;
   #widthSteps = 0;
 
@@ -264,11 +270,11 @@ class Copy {
     if (this.#dynamic && this.#resources > 1) throw bad('', '$dynamicRef across an inner $id is not supported');
   }
 
-  /** Begins to count the steps of a check. */
+  /** Starts counting the steps of a check. */
   begin({ text, members }: Extent): void {
     this.#steps = 0;
     this.#textSteps = Math.floor(text / TEXT_STEP);
-    // Only a stranger's schema may apply an unreasonable number of schemas to one object.
+    // Only an untrusted schema would apply an unreasonable number of schemas to one object.
     this.#widthSteps = this.#foreign && members > WIDE ? Math.floor(members / WIDTH_STEP) : 0;
   }
 
@@ -279,12 +285,12 @@ class Copy {
     ids: number,
     outer: number,
   ): { [keyword: string]: unknown } | boolean {
-    // Not `true` itself, for which applications could not be counted.
+    // Not `true` itself: its applications could not be counted.
     if (schema === true && depth > 0) return this.#counted({}, 0);
     if (typeof schema === 'boolean') return schema;
     if (!isObject(schema)) throw bad(at.slice(0, 200), 'must be an object or a boolean');
     if (depth > MAX_DEPTH) throw bad(at.slice(0, 200), 'is nested too deeply');
-    // The address of a part begins with the `$id` that it lies in, which is read with each other one that is relative to it.
+    // The address of a part begins with the `$id` around it, and is read with each `$id` that is relative to it.
     const { $id } = schema;
     const base = outer + (typeof $id === 'string' ? $id.length : 0);
     if ((this.#addresses += at.length + base) > MAX_ADDRESSES) throw bad('', 'its names are too long');
@@ -329,7 +335,7 @@ class Copy {
       } else if (!rule(value)) {
         throw bad(here, `cannot be ${JSON.stringify(value).slice(0, 80)}`);
       } else if (keyword === '$dynamicRef' || keyword === '$dynamicAnchor') {
-        // Within one schema resource there is one anchor of each name, so that a plain reference finds the same.
+        // A schema resource has only one anchor of each name, so a plain reference finds the same.
         const plain = keyword === '$dynamicRef' ? '$ref' : '$anchor';
         if (schema[plain] !== undefined) throw bad(here, `beside ${plain} is not supported`);
         this.#dynamic = true;
@@ -346,7 +352,7 @@ class Copy {
     return this.#counted(copy, Math.floor(more));
   }
 
-  /** Counts applications: the validator reads a certain member (of an older draft) of each schema that it applies. */
+  /** Counts applications: the validator reads this member (of an older draft) from each schema that it applies. */
   #counted(copy: { [keyword: string]: unknown }, more: number): { [keyword: string]: unknown } {
     const isOfText = Object.keys(copy).some((keyword) => OF_TEXT.test(keyword));
     const { type = 'object' } = copy as { type?: string | string[] };
@@ -361,7 +367,7 @@ class Copy {
   }
 }
 
-/** The parts of a schema by their addresses, as the validator wants them. */
+/** The parts of a schema by address, in the form that the validator takes. */
 function dereferenced({ root, anchors }: Copy): ReturnType<typeof dereference> {
   let parts: ReturnType<typeof dereference>;
   try {
@@ -389,7 +395,7 @@ function compileJson(schema: object | boolean, foreign = false): Compiled {
     throw bad('', typeof schema === 'object' ? 'it is not JSON' : `it must be an object, not ${typeof schema}`, cause);
   }
   const copy = new Copy(json, foreign);
-  // If nothing can be wrong with the addresses, the validator is not loaded before the first value: that takes long.
+  // If the addresses need no check, the validator is not loaded before the first value, since that takes long.
   let parts = copy.isAddressed ? dereferenced(copy) : undefined;
   const check = (value: unknown, extent: Extent): Checked => {
     if (copy.hasUnique && extent.items > MAX_UNIQUE) {
@@ -408,12 +414,12 @@ function compileJson(schema: object | boolean, foreign = false): Compiled {
   return { json: typeof json === 'boolean' ? (json ? {} : { not: {} }) : json, check };
 }
 
-/** The keywords whose errors only say that there are others below. */
+/** The keywords whose errors only say that there are errors below. */
 const OUTER = /^(?:\$ref|properties|patternProperties|items|prefixItems|allOf|if|dependentSchemas|false)$/;
 
 function explained(errors: OutputUnit[]): string {
-  const told = errors.filter(({ keyword }) => !OUTER.test(keyword));
-  const lines = (told.length > 0 ? told : errors).map(({ instanceLocation: at, error }) => line(at.slice(1), error));
+  const inner = errors.filter(({ keyword }) => !OUTER.test(keyword));
+  const lines = (inner.length > 0 ? inner : errors).map(({ instanceLocation: at, error }) => line(at.slice(1), error));
   return summary(lines);
 }
 
@@ -433,7 +439,7 @@ function compileStandard(standard: Standard, direction: 'input' | 'output'): Com
   try {
     json = standard.jsonSchema?.[direction]({ target: 'draft-2020-12' });
   } catch {
-    // It has no JSON form: it can check, but not be shown.
+    // It has no JSON form: it can check values, but lists cannot show it.
   }
   return {
     json: isObject(json) ? JSON.parse(JSON.stringify(json)) : undefined,

@@ -1,11 +1,10 @@
 /**
- * Serving: takes requests from a channel, passes them through the ledger and a dispatcher, and sends the answers to where
- * they may go. One bad frame is one skipped frame: nothing that a stranger writes ends the loop, reaches a handler
- * unchecked or makes memory grow.
+ * Serving: takes requests from a channel, passes them through the ledger and a dispatcher, and sends the answers where
+ * they may go. One bad frame is one skipped frame: no untrusted message ends the loop, reaches a handler unchecked or
+ * makes memory grow.
  *
  * @module
  */
-
 import { Answering, replyNamed } from './answering.ts';
 import { denied, interrupted } from './answers.ts';
 import { toHex, utf8 } from './bytes.ts';
@@ -59,27 +58,51 @@ import { mostFor, Regulars } from './turns.ts';
 import { Underway } from './underway.ts';
 import { isSpilled, LongRequests } from './unspill.ts';
 
+/** The maximum length of one of our own errors, apart from the id. */
+const ERROR_CHARS = 512;
+/** The maximum number of requests in a batch: each may cost an answer. */
+const MAX_REQUESTS = 128;
+/** How many messages of one key can wait to be admitted. */
+const MAX_LANE = 1024;
+/** How many tasks of all keys can be under way. */
+const MAX_TASKS = 16_384;
+/** How many invalid members of a batch are answered. */
+const MAX_INVALID = 64;
+
+/** How long after the deadline answers may still be written when the server ends, ms. */
+const DRAIN_MS = 30_000;
+/** How long a server may take to be ready before it says why it is not, ms. */
+const LATE_MS = 3000;
+/** How often the ledger is told the time, ms. */
+const PASS_MS = 30_000;
+const OVER = new TechnocoreError('over', 'the server has ended');
+/** The verdicts whose answers the ledger stores. */
+const KEPT: ReadonlySet<string> = new Set(['new', 'answered', 'interrupted']);
+
+/** The mailboxes served through a transport, each with the key that serves it. */
+const SERVING = {};
+
 /** Options of {@link serve}. */
 export interface ServeOptions
   extends Options,
     Pick<DispatcherOptions, 'methods' | 'tools' | 'serverInfo' | 'instructions' | 'pageSize' | 'layer'> {
   /**
-   * Who may call, by the caller's DID. Default: everybody. Others get error 1004, or no answer if `silent` is set. If it
-   * throws, or has not decided after 30 seconds, the message is skipped.
+   * Decides who may call, by the caller's DID. Default: everybody. Others get error 1004, or no answer if `silent` is
+   * set. If it throws, or has not decided after 30 seconds, the message is skipped.
    */
   allow?: ((from: string) => boolean | Promise<boolean>) | undefined;
   /** Whether callers that `allow` rejects get no answer at all; default false. */
   silent?: boolean | undefined;
   /**
-   * Whether answers to the DID `from` may go to the mailbox `room`. Default: the built-in rules alone decide. If it throws,
-   * or has not decided after 30 seconds, the message is skipped.
+   * Decides whether answers to the DID `from` may go to the mailbox `room`. Default: only the built-in rules apply. If
+   * it throws, or has not decided after 30 seconds, the message is skipped.
    */
   replyPolicy?: ((from: string, room: string) => boolean | Promise<boolean>) | undefined;
   /** Limits on answers to mailboxes that may not be the caller's. */
   replyLimits?: ReplyLimits | undefined;
-  /** The most handlers that run at a time; default 16. Keys that were never answered can have three quarters of them. */
+  /** How many handlers run at a time; default 16. Keys that were never answered can take three quarters of them. */
   concurrency?: number | undefined;
-  /** The most requests that wait for a handler; default 1,024, of which one key can have a quarter. */
+  /** How many requests can wait for a handler; default 1,024. One key can take a quarter of that. */
   queue?: number | undefined;
   /**
    * How long a handler may take, in milliseconds; default 60,000. Then its signal aborts, and the caller gets error 1003.
@@ -87,61 +110,62 @@ export interface ServeOptions
   deadlineMs?: number | undefined;
   /**
    * How long the server may take to end after `signal` has aborted, in milliseconds; default: `deadlineMs` plus 30,000.
-   * Answers that are not written by then are dropped (event `undrained`); a ledger in a file keeps them for callers who
-   * ask again.
+   * Answers that are not written by then are dropped (event `undrained`); a ledger in a file keeps them for callers
+   * that ask again.
    */
   drainMs?: number | undefined;
   /**
-   * Keeps requests and answers, so that no request runs twice. Default: {@link memoryLedger}, which is lost with the
-   * process. After a restart without a kept ledger, requests that were signed before it are not believed: a caller who
-   * still waits signs anew, and the request runs, perhaps for the second time. {@link fileLedger} is kept.
+   * Stores requests and answers, so that no request runs twice. Default: {@link memoryLedger}, which is lost with the
+   * process. After a restart without a persistent ledger, requests signed before the restart are not run: a caller that
+   * is still waiting signs its request again, which then runs, perhaps for the second time. {@link fileLedger} is
+   * persistent.
    */
   ledger?: Ledger | undefined;
   /**
-   * Keeps how far the mailbox has been read, so that requests which come while the server is down are served later:
-   * {@link fileCursor}. Default: none; the server begins with messages that come from now on (in a mailbox that was never
-   * opened before, with those that wait there). Needs a kept `ledger`, or finished requests would run again: without one
-   * it is refused, and with one in memory there is an event `forgetful`.
+   * Stores how far the mailbox has been read, so that requests that come while the server is down are served later:
+   * {@link fileCursor}. Default: none; the server starts with new messages (in a mailbox that was never opened before,
+   * with those that are waiting there). Needs a persistent `ledger`, or finished requests would run again: without a
+   * ledger it is refused, and with one in memory there is an event `forgetful`.
    */
   cursor?: CursorStore | undefined;
   /**
-   * `fast` (default): keeps a second long-polling read, within the read budget, on services that look for new messages in
-   * steps of half a second. `frugal`: one long-polling read.
+   * `fast` (default): keeps a second long-polling read open, within the read budget, on services that check for new
+   * messages every half second. `frugal`: one long-polling read.
    */
   latency?: 'fast' | 'frugal' | undefined;
   /**
-   * Whether to maintain a signed note that tells those who know the mailbox that it is being served, by which a
-   * {@link CallTimeout} can say whether there is a server. Costs a write at the start, every ten minutes and at the end,
-   * and a read before each until another server with this key is found. That is an event `warning`, or a console warning
-   * if there is no `onEvent`. Default true.
+   * Whether to maintain a signed note that tells those who know the mailbox that it is being served. It lets a
+   * {@link CallTimeout} say whether there is a server. Costs a write at the start, every ten minutes and at the end,
+   * and a read before each until another server with this key is found. That causes an event `warning`, or a console
+   * warning if there is no `onEvent`. Default true.
    */
   presence?: boolean | undefined;
   /**
-   * Whether several servers with the same seed, usually on different machines, share this mailbox and its callers. All of
-   * them must set it. When one dies, the others take over its callers after `leaseMs`, by default 60,000 milliseconds:
-   * what it may have begun and did not answer is answered with error 1001, or run again if that does no harm. Costs each
-   * server three writes (a tenth of an address's budget) and three reads a minute, and twelve reads a minute while it
-   * waits for a share. Each keeps a ledger of its own.
+   * Whether several servers with the same seed, usually on different machines, share this mailbox and its callers. All
+   * of them must set it. When one dies, the others take over its callers after `leaseMs`, by default 60,000
+   * milliseconds: requests that it may have begun but did not answer get error 1001, or run again if they are
+   * idempotent. Costs each server three writes (a tenth of an address's budget) and three reads a minute, or twelve
+   * reads a minute while it waits for a share. Each server has its own ledger.
    *
-   * If messages were lost before a server read them (the ring overflowed, or the room was recreated), that server
-   * believes nothing that was signed before. A request among them that another server took runs again if its caller asks
-   * again under the same id, or if the caller's clock was ahead.
+   * If messages were lost before a server read them (the ring overflowed, or the room was recreated), that server runs
+   * nothing that was signed before. A lost request that another server ran may run again if its caller repeats it under
+   * the same id, or if the caller's clock was ahead.
    */
   claim?: boolean | { leaseMs?: number | undefined } | undefined;
   /**
-   * Whether to read requests that are too long for a message from notes, at up to 16 reads each. Default: only if `allow`
-   * is given. {@link mcpCallTool} and `RoomClientTransport` send such requests, to servers that say that they read them;
+   * Whether to read requests that are too long for a message from notes, with up to 16 reads each. Default: only if
+   * `allow` is given. {@link mcpCallTool} and `RoomClientTransport` send such requests, to servers that advertise this;
    * {@link call} and the A2A functions never do.
    */
   spill?: boolean | undefined;
-  /** Called once no later request can be missed. */
+  /** Called once the server is listening, so that no later request can be missed. */
   onReady?: (() => void) | undefined;
 }
 
 /**
- * Serves methods and tools to everybody who writes requests into a mailbox or a channel.
+ * Serves methods and tools to everybody who writes requests to a mailbox or a channel.
  *
- * @returns resolves after `o.signal` has aborted and what was begun is answered, within `drainMs`
+ * @returns resolves after `o.signal` has aborted and the requests that were begun are answered, within `drainMs`
  * @throws a {@link BadName} if the room is not a mailbox
  * @throws a {@link TechnocoreError} `bad_option` if options contradict each other; `already_served` if another call
  * serves the same mailbox with the same key through the same transport, unless both set `claim`
@@ -160,7 +184,7 @@ export async function serve(mailbox: string | Channel, signer: Signer, o: ServeO
   }
 }
 
-/** A message that may come without the time at which it was written. */
+/** A message, perhaps without the time when it was written. */
 type Unplaced = Omit<Incoming, 'at'> & { at?: number | undefined };
 
 class Server implements Listener {
@@ -173,7 +197,7 @@ class Server implements Listener {
   readonly #self: string;
   readonly #dispatcher: Dispatcher;
   readonly #ledger: Ledger;
-  /** Which keys were answered, and in which order they first were. */
+  /** The keys that have been answered, in the order of their first answer. */
   readonly #regulars: Regulars;
   readonly #answering: Answering;
   readonly #runs: Runs;
@@ -215,12 +239,12 @@ class Server implements Listener {
     if (typeof this.#ledger.admit !== 'function')
       throw new TechnocoreError(
         'bad_option',
-        'the option ledger is no ledger; fileLedger returns a promise, so await it',
+        'the option ledger is not a ledger; fileLedger returns a promise, so await it',
       );
     const cursor = this.#channel ? undefined : o.cursor;
     if (cursor) {
       if (typeof cursor.load !== 'function')
-        throw new TechnocoreError('bad_option', 'the option cursor is no cursor; fileCursor makes one of a path');
+        throw new TechnocoreError('bad_option', 'the option cursor is not a cursor; fileCursor(path) makes one');
       this.#checkLedger(o.ledger);
     }
     const oldest = (): number | undefined => this.#share?.oldest;
@@ -246,7 +270,7 @@ class Server implements Listener {
     });
   }
 
-  /** With a kept cursor and a ledger that is lost, a restart would run finished requests again. */
+  /** With a persistent cursor and a ledger that is lost, a restart would run finished requests again. */
   #checkLedger(ledger: Ledger | undefined): void {
     if (!ledger)
       throw new TechnocoreError('bad_option', 'the option cursor needs a persistent ledger as well: fileLedger');
@@ -276,7 +300,7 @@ class Server implements Listener {
     signal?.throwIfAborted();
     const alone = this.#channel ? () => {} : this.#alone();
     const forget = onAbort(signal, () => {
-      // Another server may begin while this one drains.
+      // Another server may start while this one drains.
       alone();
       resolve();
     });
@@ -302,14 +326,14 @@ class Server implements Listener {
   }
 
   /**
-   * Makes sure that no other server of this process takes the same requests.
+   * Ensures that no other server in this process takes the same requests.
    *
    * @returns a function that lets others serve the mailbox again
    * @throws a {@link TechnocoreError} `already_served`
    */
   #alone(): () => void {
     const serving = sharedOf(this.#t, SERVING, () => new Map<string, { servers: number; isShared: boolean }>());
-    // Only servers with the same key are in each other's way: from another one, callers see another key's answers.
+    // Only servers with the same key conflict: callers can tell the answers of different keys apart.
     const name = `${this.#room} ${this.#signer.did}`;
     const others = serving.get(name);
     const isShared = this.#share !== undefined;
@@ -347,12 +371,12 @@ class Server implements Listener {
   /** Warns that another program with the same key serves the same mailbox, or did until it was killed. */
   readonly #warn = (at: number): void => {
     const when = new Date(at).toISOString();
-    const reason = `another server with this key was here at ${when}; if it still runs, both run every request; give both the option claim`;
+    const reason = `another server with this key was here at ${when}; if it is still running, both run every request; give both the option claim`;
     if (!this.#o.onEvent) globalThis.console?.warn(`technocore-rpc: ${this.#room}: ${reason}`);
     this.#t.onEvent({ kind: 'warning', room: this.#room, reason });
   };
 
-  /** Tells the ledger the time, even while no requests come. */
+  /** Advances the ledger's time, even while no requests come. */
   async #passTime(signal: AbortSignal): Promise<void> {
     try {
       for (;;) {
@@ -364,7 +388,9 @@ class Server implements Listener {
     }
   }
 
-  /** Waits until the server is ready. If that takes long and there is no `onEvent`, says why on the console, once. */
+  /**
+   * Waits until the server is ready. If that takes long and there is no `onEvent`, it says why on the console, once.
+   */
   async #begun<T>(listening: Promise<T>): Promise<T> {
     const { clock, base } = this.#t;
     const tell = (): void => {
@@ -388,7 +414,7 @@ class Server implements Listener {
     const feed = feedOf(this.#t, this.#room);
     const leave = await feed.listen(this, { signal, from });
     try {
-      // From now on no request is lost, whenever this process dies.
+      // From now on, no request is lost even if this process dies.
       const begun = from ? from === first && first : feed.place;
       if (begun) await orAbort(this.#underway.keep(begun), signal);
       return leave;
@@ -398,9 +424,9 @@ class Server implements Listener {
     }
   }
 
-  /** Waits until what was begun has ended, at most `drainMs`. */
+  /** Waits until everything that was begun has ended, for at most `drainMs`. */
   async drain(): Promise<void> {
-    // Ends subscriptions, with an answer: they would go on for long.
+    // Ends subscriptions, with an answer: they would stay open for a long time.
     this.#dispatcher.close();
     const timer = new AbortController();
     const drainMs = this.#o.drainMs ?? (this.#o.deadlineMs ?? DEADLINE_MS) + DRAIN_MS;
@@ -413,13 +439,13 @@ class Server implements Listener {
     if (isLate) {
       this.#t.onEvent({ kind: 'undrained', room: this.#room, tasks: this.#underway.size });
       this.#answering.close(OVER);
-      // Nobody would get the answer of what still runs, or begins now that others end; in the ledger it is interrupted.
+      // Nobody would get the answers of requests that still run, or start now; the ledger has them as interrupted.
       this.#runs.stop(OVER);
     }
     timer.abort(OVER);
     this.#sharing.abort(OVER);
     await this.#share?.release();
-    // Releasing the share told what other servers finished: the ledger gets it before its owner may close it.
+    // Releasing the share reveals what other servers finished: the ledger gets that before its owner may close it.
     if (!isLate) await this.#underway.ended();
   }
 
@@ -428,7 +454,7 @@ class Server implements Listener {
   }
 
   gap(gap: RingGap): void {
-    // Callers may repeat lost requests; the operator gets an event.
+    // Callers may repeat lost requests, so this is not fatal.
     this.#t.onEvent({ kind: 'lost', room: this.#room, gap });
   }
 
@@ -443,7 +469,7 @@ class Server implements Listener {
   message(m: Incoming): void {
     this.#heard = true;
     this.#share?.saw(m);
-    // Our own messages, and the line that opens the mailbox, are no requests.
+    // Our own messages, and the line that opens the mailbox, are not requests.
     if (m.from !== '' && (m.from === this.#self || m.text === OPENING)) return;
     const frame = decode(m.text);
     if (!frame || m.from === '') {
@@ -474,26 +500,20 @@ class Server implements Listener {
     this.#underway.track(lane.last, m);
   }
 
-  /** Decides about one message, in the turn of its key. What it asks for then runs on its own. */
+  /** Admits one message, in order of its key. Its requests then run independently. */
   async #admit(m: Incoming, said: JsonObject | Json[], standing: Standing): Promise<void> {
     const frame = isSpilled(said) && standing !== 'finished' ? await this.#unspilled(m, said) : said;
     if (!frame) return;
     const batch = Array.isArray(frame) ? frame : undefined;
     const members = batch ?? [frame];
     const kinds = members.map(classify);
-    // Or two servers would answer each other's answers without end.
+    // Otherwise two servers could answer each other's answers forever.
     if (kinds.every((kind) => kind === 'response')) return;
     const requests = members.filter((_, i) => kinds[i] === 'request') as JsonObject[];
     const named = replyNamed(members);
 
-    // An answer under another key's id would reach that key as the answer to a request of its own.
-    if (requests.length > MAX_REQUESTS) return this.#refuse(m, 'too many requests in a batch');
-    const answerable = members.filter((member, i) => kinds[i] !== 'response' && isObject(member)) as JsonObject[];
-    if (answerable.some(({ id }) => !mayUseId(m.from, id))) return this.#refuse(m, 'an id of another key');
-    // Once escaped, an id may be six times as long as it came. Nothing is run that could not be answered.
-    if (requests.some(({ id }) => encodeLong(id).length > this.#answering.limit - ERROR_CHARS)) {
-      return this.#refuse(m, 'an id too long for any answer');
-    }
+    const objection = this.#objection(m, members, requests);
+    if (objection !== undefined) return this.#refuse(m, objection);
     if (standing === 'finished') return this.#elsewhere(m, requests, named);
 
     if (!(await this.#allows(m.from))) {
@@ -509,14 +529,14 @@ class Server implements Listener {
     }
     const whole = batch !== undefined && !this.#dispatcher.batchable(batch);
     const invalid = whole ? [] : members.filter((_, i) => kinds[i] === 'invalid').slice(0, MAX_INVALID);
-    // An invalid frame is answered only if it names a reply room; any other is just untrusted text.
+    // An invalid frame is answered only if it names a reply room; otherwise it is just untrusted text.
     const wanted = requests.length > 0 || (named !== undefined && (invalid.length > 0 || whole));
-    // Without a place for the answer nothing is run: the caller would take silence for failure, and ask again.
+    // Without a place for the answer nothing runs: the caller would take silence for failure and ask again.
     const reply = wanted ? await this.#answering.to(m, named) : undefined;
     const asked = reply ? requests : [];
     const passing = this.#runs.passing(asked);
     const notifies = members.some((member, i) => kinds[i] === 'notification' && this.#dispatcher.acts(member));
-    // What other servers finished or began is known by its position, not by when it was signed.
+    // What other servers finished or began is known by its position, not by its time.
     const { fresh, verdicts } = await this.#admission(
       standing === 'new' ? m : { ...m, at: undefined },
       whole ? [] : asked,
@@ -540,32 +560,43 @@ class Server implements Listener {
       }
       return;
     }
-    this.#underway.track(
-      (async () => {
-        const refused = (named !== undefined && isNew ? invalid : [])
-          .map((member) => this.#dispatcher.invalid(member))
-          .filter((answer) => answer !== undefined)
-          .map(encodeLong);
-        const answers = await Promise.all(
-          requests.map((request, i) => {
-            if (verdicts[i]!.kind === 'new' && passing.has(request)) return this.#runs.inPassing(m, request);
-            const isBegun = standing === 'uncertain' && verdicts[i]!.kind === 'new';
-            return this.#runs.outcome(m, request, isBegun ? { kind: 'interrupted' } : verdicts[i]!, isNew, reply);
-          }),
-        );
-        const texts = answers.filter((text) => text !== undefined);
-        if (!(await this.#answering.write(reply, [...refused, ...texts], batch))) return;
-        for (const [i, text] of answers.entries()) {
-          if (text !== undefined && KEPT.has(verdicts[i]!.kind) && !passing.has(requests[i]!)) {
-            await this.#runs.record((ledger) => ledger.sent(m.from, JSON.stringify(requests[i]!['id'])));
-          }
+    const refused = (named !== undefined && isNew ? invalid : [])
+      .map((member) => this.#dispatcher.invalid(member))
+      .filter((answer) => answer !== undefined)
+      .map(encodeLong);
+    const answer = async (request: JsonObject, i: number): Promise<string | undefined> => {
+      const verdict = verdicts[i]!;
+      if (verdict.kind === 'new' && passing.has(request)) return this.#runs.inPassing(m, request);
+      const isBegun = standing === 'uncertain' && verdict.kind === 'new';
+      return this.#runs.outcome(m, request, isBegun ? { kind: 'interrupted' } : verdict, isNew, reply);
+    };
+    const answered = async (): Promise<void> => {
+      const answers = await Promise.all(requests.map(answer));
+      const texts = answers.filter((text) => text !== undefined);
+      if (!(await this.#answering.write(reply, [...refused, ...texts], batch))) return;
+      for (const [i, text] of answers.entries()) {
+        if (text !== undefined && KEPT.has(verdicts[i]!.kind) && !passing.has(requests[i]!)) {
+          await this.#runs.record((ledger) => ledger.sent(m.from, JSON.stringify(requests[i]!['id'])));
         }
-      })(),
-      requests.some((request) => this.#dispatcher.staysOpen(request)) ? undefined : m,
-    );
+      }
+    };
+    this.#underway.track(answered(), requests.some((request) => this.#dispatcher.staysOpen(request)) ? undefined : m);
   }
 
-  /** The request that a frame names in notes; undefined, with an event or an error to the caller, if it cannot be had. */
+  /** Why a message is refused before any of it is judged; undefined if it is not. */
+  #objection(m: Incoming, members: readonly Json[], requests: readonly JsonObject[]): string | undefined {
+    if (requests.length > MAX_REQUESTS) return 'too many requests in a batch';
+    // An answer under another key's id would reach that key as the answer to a request of its own.
+    const answerable = members.filter((member) => classify(member) !== 'response' && isObject(member)) as JsonObject[];
+    if (answerable.some(({ id }) => !mayUseId(m.from, id))) return 'an id of another key';
+    // Escaped, an id may be six times as long as it came. Nothing runs that could not be answered.
+    if (requests.some(({ id }) => encodeLong(id).length > this.#answering.limit - ERROR_CHARS)) {
+      return 'an id too long for any answer';
+    }
+    return undefined;
+  }
+
+  /** Reads a request from notes; undefined, with an event and perhaps an error to the caller, if that fails. */
   async #unspilled(m: Incoming, frame: JsonObject): Promise<JsonObject | undefined> {
     const { id } = frame;
     const named = replyNamed([frame]);
@@ -582,7 +613,7 @@ class Server implements Listener {
     }
   }
 
-  /** Enters what another server finished into our ledger, so that it is not run here either. */
+  /** Records in our ledger what another server finished, so that it is not run here either. */
   async #elsewhere(m: Incoming, requests: JsonObject[], named: unknown): Promise<void> {
     const passing = this.#runs.passing(requests);
     const { verdicts } = await this.#admission({ ...m, at: undefined }, requests, named, { passing, notifies: true });
@@ -594,7 +625,7 @@ class Server implements Listener {
     }
   }
 
-  /** The verdict of the ledger. If the ledger fails, the server ends: it could no longer keep its promises. */
+  /** The ledger's verdict. If the ledger fails, the server ends: it could no longer guarantee anything. */
   async #admission(
     m: Unplaced,
     requests: JsonObject[],
@@ -635,34 +666,10 @@ class Server implements Listener {
   }
 }
 
-/** @internal Whether a server with these options reads requests out of notes. */
+/** @internal Whether a server with these options reads requests from notes. */
 export function readsSpilled({ spill, allow }: Pick<ServeOptions, 'spill' | 'allow'>): boolean {
   return spill ?? allow !== undefined;
 }
-
-/** The most characters that an error of ours takes beside the id. */
-const ERROR_CHARS = 512;
-/** The most requests in one batch: each may cost an answer. */
-const MAX_REQUESTS = 128;
-/** The most messages of one key that wait to be admitted. */
-const MAX_LANE = 1024;
-/** The most tasks of all keys that are under way. */
-const MAX_TASKS = 16_384;
-/** The most invalid members of one batch that get an answer. */
-const MAX_INVALID = 64;
-
-/** The mailboxes that are served through a transport, with the key that serves each. */
-const SERVING = {};
-
-/** How long, when the server ends, answers may take to be written beyond the deadline, ms. */
-const DRAIN_MS = 30_000;
-/** How long a server may take to be ready before it says why it is not, ms. */
-const LATE_MS = 3000;
-/** How often the ledger is told the time, ms. */
-const PASS_MS = 30_000;
-const OVER = new TechnocoreError('over', 'the server has ended');
-/** The verdicts whose answers are kept in the ledger. */
-const KEPT: ReadonlySet<string> = new Set(['new', 'answered', 'interrupted']);
 
 function digestOf({ method, params }: JsonObject): string {
   return toHex(sha256(utf8(encodeLong([method as Json, params ?? null]))).subarray(0, 16));

@@ -1,6 +1,6 @@
 /**
- * A mailbox that several servers share: which messages are for this one, which of those for others are kept in case one
- * of them dies, and what a server that died may have done with them.
+ * A mailbox that several servers share: which messages are this server's, which of the others' are kept in case their
+ * server dies, and what a server that died may have done with them.
  *
  * @module
  */
@@ -16,32 +16,32 @@ import { PATIENCE_MS, type Place, readView } from './rooms.ts';
 import type { Signer } from './signer.ts';
 import { FRAME_MEMBER } from './spill.ts';
 
-/** How many messages for other servers are kept: in all, and of one key. */
+/** How many messages for other servers are kept, in all and from one key. */
 const MAX_KEPT = 4096;
 const MAX_OF_KEY = MAX_KEPT / 4;
 /**
- * Messages before the newest that a server reads when it starts: so it knows what others were asked, should it be asked
+ * How many old messages a server reads when it starts, to learn what other servers were asked in case it is asked
  * again.
  */
 const HISTORY = 4000;
-/** For how long a view of a reply room is used, ms, and how many are kept. */
+/** How long a view of a reply room is cached, ms, and how many are. */
 const LOOK_MS = 3000;
 const MAX_LOOKS = 64;
 
 type Frame = JsonObject | Json[];
 
-/** What a message is to a server: new; perhaps begun by another server that died; or finished by another server. */
+/** A message's state: new; perhaps begun by another server that died; or finished by another server. */
 export type Standing = 'new' | 'uncertain' | 'finished';
 
-/** What a share needs of its server. */
+/** What a share needs from its server. */
 export interface ShareHooks {
-  /** Handles a message. Only a new one runs; the ids of all are remembered. */
+  /** Handles a message. Only new ones run; the ids of all are remembered. */
   handle(m: Incoming, frame: Frame, standing: Standing): void;
   /** How far the mailbox has been read. */
   place(): Place;
   /** Checks whether the mailbox was recreated. */
   recheck(signal: AbortSignal): Promise<void>;
-  /** The `seq` of the oldest message under way whose sender fits; undefined if there is none. */
+  /** The `seq` of the oldest message under way whose sender matches; undefined if there is none. */
   unfinished(fits: (from: string) => boolean): number | undefined;
 }
 
@@ -52,12 +52,12 @@ export class Share {
   readonly #mailbox: string;
   readonly #hooks: ShareHooks;
   readonly #claims: Claims;
-  /** Messages for other servers, by `seq`, rising. */
+  /** Messages for other servers, by ascending `seq`. */
   #kept = new Map<number, { m: Incoming; frame: Frame; partition: number }>();
   readonly #keptOf = new Map<string, number>();
   readonly #looks = new Map<string, { at: number; view: Promise<PolledView> }>();
   #start = 0;
-  /** The `seq` of the last message seen, from anybody; undefined if messages may have been lost before the next one. */
+  /** The `seq` of the last message seen, whoever wrote it; undefined if messages may be lost before the next one. */
   #last: number | undefined;
   #lostBefore: number | undefined;
 
@@ -84,14 +84,14 @@ export class Share {
     this.#claims = new Claims(t, signer, mailbox, claimHooks, leaseMs);
   }
 
-  /** Whether no other server is known to be there. */
+  /** Whether no other server is known. */
   get isAlone(): boolean {
     return this.#claims.isAlone;
   }
 
   /**
-   * When the first message after a gap was written, by the service's clock, ms. Of what was signed before, this server
-   * cannot tell whether another one took it.
+   * When the first message after a gap was written, by the service's clock, ms. This server cannot tell whether another
+   * one took requests signed before that.
    */
   get lostBefore(): number | undefined {
     return this.#lostBefore;
@@ -103,9 +103,9 @@ export class Share {
   }
 
   /**
-   * Returns where to begin to read.
+   * Returns where to start reading.
    *
-   * @param place where this server stopped, if that is known
+   * @param place where this server stopped, if known
    */
   async begin(place: Place | undefined, signal?: AbortSignal): Promise<Place> {
     const by = this.#t.clock.now() + PATIENCE_MS;
@@ -127,21 +127,20 @@ export class Share {
     this.#claims.stop();
   }
 
-  /** Gives the share to the other servers. To be called when nothing is under way any more. */
+  /** Releases the share to the other servers. Call it when nothing is under way any more. */
   release(): Promise<void> {
     return this.#claims.release();
   }
 
   /**
-   * Tells that the mailbox was recreated: whether the messages that are kept were begun can no longer be told by their
-   * `seq`.
+   * Handles that the mailbox was recreated: the `seq` of the kept messages no longer tells whether they were begun.
    *
-   * @param goesOn whether the `seq` goes on where that of the old room ended
+   * @param goesOn whether the `seq` continues where the old room ended
    */
   reset(goesOn: boolean): void {
     for (const seq of [...this.#kept.keys()]) this.#drop(seq);
     this.#last = undefined;
-    // If it goes on, it still tells what others have finished in the new room, even if we learn of that room late.
+    // If it continues, it still tells what others finished in the new room, even if we learn of that room late.
     if (!goesOn) this.#claims.reset();
   }
 
@@ -150,7 +149,7 @@ export class Share {
     return this.#claims.holds(partitionOf(from));
   }
 
-  /** Records that a message was seen, from anybody. */
+  /** Records that a message was seen, whoever wrote it. */
   saw({ seq, at }: Incoming): void {
     const isNext = seq === (this.#last ?? seq) + 1;
     // The earlier of two times: if the service's clock was set back, nobody should have to sign ahead of it.
@@ -158,7 +157,7 @@ export class Share {
     this.#last = seq;
   }
 
-  /** Passes a message to the server if it is for this one, else keeps it. */
+  /** Passes a message to the server if it is this server's, else keeps it. */
   message(m: Incoming, frame: Frame): void {
     const partition = partitionOf(m.from);
     if (this.#claims.takes(partition, m.seq)) {
@@ -167,14 +166,14 @@ export class Share {
     } else this.#keep(m, frame, partition);
   }
 
-  /** Takes back a message that could not be begun because the lease had ended. */
+  /** Takes back a message that could not be started because the lease had ended. */
   again(m: Incoming, frame: Frame): void {
     if (this.#kept.has(m.seq)) return;
     this.#keep(m, frame, partitionOf(m.from));
     this.#kept = new Map([...this.#kept].sort(([a], [b]) => a - b));
   }
 
-  /** The answer to a request that any of the servers has written into its reply room; undefined if there is none. */
+  /** The answer to a request that any of the servers wrote to its reply room; undefined if there is none. */
   async answerIn(room: string, id: string): Promise<string | undefined> {
     const { messages } = await this.#look(room);
     for (const m of [...messages].reverse()) {
@@ -207,7 +206,7 @@ export class Share {
     const { from, seq } = m;
     const own = this.#keptOf.get(from) ?? 0;
     if (own >= MAX_OF_KEY || this.#kept.size >= MAX_KEPT) {
-      // Its own server most likely handles it. If that server dies, it is lost.
+      // Its own server most likely handles it; it is lost only if that server dies.
       const [oldest] = [...this.#kept.values()].filter((one) => own < MAX_OF_KEY || one.m.from === from);
       drop(this.#t, 'skipped', oldest!.m, { reason: 'too much for others' });
       this.#drop(oldest!.m.seq);
@@ -239,7 +238,7 @@ export class Share {
   #flush(partition: number): void {
     for (const [seq, one] of this.#kept) {
       if (one.partition !== partition || !this.#claims.takes(partition, seq)) continue;
-      // First passed on, then dropped here, so that the server's saved place never runs ahead of it.
+      // Passed on before it is dropped here, so that the server's saved place never runs ahead of it.
       this.#handle(one.m, one.frame, partition);
       this.#remove(seq, one.m.from);
     }

@@ -1,7 +1,7 @@
 /**
- * Spilling: texts that are too long for a message go into notes, in chunks, under names that only their signer can
- * predict. A frame in their place says where they are, how long they are together, and their digest. Anybody who learns
- * the names can write there; what does not fit the digest, which is signed with the frame, counts for nothing.
+ * Spilling: a text that is too long for a message goes into notes, in chunks, under names that only its signer can
+ * predict. A frame takes its place, with the names, the total length and the digest. Anybody who learns the names can
+ * write there, but what does not match the digest, which is signed with the frame, is ignored.
  *
  * @module
  */
@@ -15,45 +15,45 @@ import { isName } from './names.ts';
 import { readNote, setNote } from './notes.ts';
 import type { Signer } from './signer.ts';
 
-/** The member of `params._meta` by which a caller says that it reads spilled answers. */
+/** The member of `params._meta` by which a caller declares that it reads spilled answers. */
 export const SPILL_META = 'chat.technocore/spill';
 /** The member of the frame that stands for a spilled one. */
 export const FRAME_MEMBER = 'chat.technocore/frame';
 
-/** The bytes that a note carries: 8,192 characters of base64url. */
+/** How many bytes a note carries: 8,192 characters of base64url. */
 const NOTE_BYTES = 6144;
 /** The bytes that sealing adds to a chunk. */
 const SEAL_BYTES = 28;
 const CHUNK_BYTES = NOTE_BYTES - SEAL_BYTES;
-/** The most notes of one text. */
+/** The maximum number of notes for one text. */
 const MAX_KEYS = 16;
-/** The most bytes that can be spilled. */
+/** The maximum number of bytes that can be spilled. */
 export const MAX_SPILLED: number = CHUNK_BYTES * MAX_KEYS;
 
-/** The sets of notes that one place uses in turn, and how many it can have where texts come faster than they are read. */
+/** How many sets of notes a place uses in rotation, and its maximum when texts come faster than they are read. */
 const SETS = 4;
 const MAX_SETS = 64;
-/** For how long the notes of a text are not used again if that can be avoided, ms: its frame may have to wait so long. */
+/** How long the notes of a text are not reused if that can be avoided, ms: its frame may have to wait that long. */
 const KEPT_MS = 300_000;
-/** How many places have their sets remembered, and how many may be added a day: notes stay for a week. */
+/** For how many places the sets are remembered, and how many may be added per day: notes exist for a week. */
 const MAX_PLACES = 256;
-/** How many sets beyond the first ones may be added a day. */
+/** How many sets beyond the first ones may be added per day. */
 const MAX_MORE = 256;
 const DAY_MS = 86_400_000;
-/** How many keys have their sets remembered. */
+/** For how many signers the sets are remembered. */
 const MAX_SIGNERS = 256;
 
-/** How often notes are read before what is missing counts as lost. */
+/** How often notes are read before missing ones count as lost. */
 const READS = 3;
-/** The pause between two readings, ms. */
+/** The pause before the first reread, ms. */
 const AGAIN_MS = 400;
 /** How many notes are read at a time. */
 const AT_ONCE = 4;
 
-/** Where a spilled text is. */
+/** A reference to a spilled text. */
 export type SpillRef = { ns: string; keys: string[]; bytes: number; sha256: string };
 
-/** Encrypts chunks, for channels that are encrypted. */
+/** Encrypts chunks, for encrypted channels. */
 export interface ChunkSeal {
   seal(chunk: Uint8Array): Uint8Array;
   open(sealed: Uint8Array): Uint8Array | undefined;
@@ -64,44 +64,44 @@ export interface Spill {
   /**
    * Stores a text where the other side can read it.
    *
-   * @returns a reference to it, which goes into a frame
-   * @throws what {@link setNote} throws; {@link TechnocoreError} `spill_full` if texts went to too many rooms today
+   * @returns a reference to it, to be sent in a frame
+   * @throws what {@link setNote} throws; a {@link TechnocoreError} `spill_full` if texts went to too many rooms today
    */
   put(text: string): Promise<Json>;
   /**
    * Reads a text that the other side stored.
    *
    * @param ref the reference from the frame; untrusted
-   * @throws a {@link TechnocoreError} `spill_lost` if it is not there, or is not what was stored
+   * @throws a {@link TechnocoreError} `spill_lost` if the text is missing, or is not what was stored
    */
   get(ref: Json, signal?: AbortSignal): Promise<string>;
 }
 
-/** JSON text without the escapes for characters beyond ASCII: at best a sixth as long. */
+/** JSON text without escapes for non-ASCII characters: at best a sixth as long. */
 const compact = (text: string): string => (text.includes('\\u') ? JSON.stringify(JSON.parse(text)) : text);
 
-/** How many bytes a JSON text takes when it is spilled. */
+/** How many bytes a JSON text takes when spilled. */
 export function spilledBytes(text: string): number {
   return utf8(compact(text)).length;
 }
 
-/** How many writes an answer takes: one, and if it is spilled one for each of its notes. */
+/** How many writes an answer takes: one, plus one for each note if it is spilled. */
 export function writesFor(text: string): number {
   return text.length <= MAX_TEXT ? 1 : 1 + Math.ceil(spilledBytes(text) / CHUNK_BYTES);
 }
 
-/** Runs one write in its turn: one at a time in a lane. */
+/** Runs one write when its turn comes: one at a time in a lane. */
 export type InTurn = (lane: string, write: () => Promise<void>) => Promise<void>;
 
-/** Which notes of one signer are free. */
+/** Allocates the notes of one signer. */
 class Sets {
-  /** When each set of a place was last used, ms, in that order. */
+  /** When each set of a place was last used, ms, least recently used first. */
   readonly #used = new Map<string, Map<number, number>>();
   #day = 0;
   #added = 0;
   #more = 0;
 
-  /** The set for the next text of a place. */
+  /** Allocates the set for the next text of a place. */
   next({ clock, random }: Transport, place: string): number {
     const now = clock.now();
     const day = Math.floor(now / DAY_MS);
@@ -130,7 +130,7 @@ class Sets {
 
 const SETS_OF = {};
 
-/** The sets of a signer: shared by all that spill with its key, or they would overwrite each other's notes. */
+/** The sets of a signer, shared by everything that spills with its key: otherwise they would overwrite each other. */
 function setsOf(t: Transport, { did }: Signer): Sets {
   const all = sharedOf(t, SETS_OF, () => new Map<string, Sets>());
   const sets = all.get(did) ?? new Sets();
@@ -152,9 +152,9 @@ export class Spills {
   }
 
   /**
-   * Puts a JSON text into notes for the readers of a place. The texts of one place are put one after the other.
+   * Puts a JSON text into notes for the readers of a place. The texts for one place are written one after the other.
    *
-   * @param place the room in which the frame that stands for them will be written
+   * @param place the room that the referring frame will be written to
    * @throws a {@link TechnocoreError} `spill_full` if too many places were added today; what writing throws
    */
   put(place: string, text: string, inTurn: InTurn = (_, write) => write()): Promise<SpillRef> {
@@ -173,7 +173,7 @@ export class Spills {
   }
 }
 
-/** The reference in a value, if it is one that we follow. */
+/** The value as a reference; undefined if it is malformed or exceeds our limits. */
 function refOf(ref: unknown): SpillRef | undefined {
   if (!isObject(ref)) return undefined;
   const { ns, keys, bytes, sha256: digest } = ref;
@@ -192,10 +192,10 @@ function refOf(ref: unknown): SpillRef | undefined {
 }
 
 /**
- * Reads a spilled text from at most sixteen notes. They are read again if they do not fit the digest, since a cache may
- * have shown an old one.
+ * Reads a spilled text from at most sixteen notes. They are reread if they do not match the digest, since a cache may
+ * have returned an old one.
  *
- * @throws a {@link TechnocoreError} `spill_lost` if they are not there, or hold something else; the signal's reason
+ * @throws a {@link TechnocoreError} `spill_lost` if the notes are missing or hold something else; the signal's reason
  */
 export async function readSpilled(t: Transport, ref: unknown, signal?: AbortSignal, seal?: ChunkSeal): Promise<string> {
   const known = refOf(ref);
@@ -224,7 +224,7 @@ export async function readSpilled(t: Transport, ref: unknown, signal?: AbortSign
   }
 }
 
-/** What a channel through one room does with texts that are too large. */
+/** The {@link Spill} of a channel through one room. */
 export function spillOf(t: Transport, signer: Signer, room: string, seal?: ChunkSeal): Spill {
   let spills: Spills | undefined;
   return {
@@ -234,10 +234,10 @@ export function spillOf(t: Transport, signer: Signer, room: string, seal?: Chunk
 }
 
 /**
- * The frame that stands for a request or an answer too large for a message, once that is put.
+ * Spills a request or answer that is too large for a message, and returns the frame that takes its place.
  *
  * @param more further members of the frame
- * @throws what putting throws
+ * @throws what `put` throws
  */
 export async function spilledFrame(
   text: string,

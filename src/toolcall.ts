@@ -1,5 +1,5 @@
 /**
- * One call of a tool while it runs: what the tool can do meanwhile, and what the caller gets.
+ * A running tool call: what the tool can do meanwhile, and what the caller gets.
  *
  * @module
  */
@@ -12,9 +12,10 @@ import { Notices } from './notices.ts';
 import { compileSchema } from './schema.ts';
 import type { ToolContext } from './tools.ts';
 
-/** Members of `params._meta`. */
+/** The member of `params._meta` that declares the caller's capabilities. */
 export const CLIENT_CAPABILITIES = 'io.modelcontextprotocol/clientCapabilities';
 export const MISSING_CAPABILITY = -32021;
+
 /** A question to the caller. */
 interface Question {
   readonly key: string;
@@ -22,31 +23,31 @@ interface Question {
   readonly params?: object;
   /** The capability that it requires, if the caller did not declare it. */
   readonly missing: JsonObject | undefined;
-  /** What is wrong with an answer. */
+  /** What is wrong with an answer; undefined if nothing is. */
   readonly problemOf: (answer: JsonObject) => string | undefined | Promise<string | undefined>;
 }
 
-/** What a call needs of the server. */
+/** What a call needs from the server. */
 interface Server {
   readonly clock: Clock;
   readonly signal: AbortSignal;
   toolsChanged(): void;
 }
 
+/** The call of a tool, which is also the context of its handler. */
 export class ToolCall extends Call implements ToolContext {
   readonly #server: Server;
   readonly #capabilities: JsonObject;
   readonly #answers: ReadonlyMap<string, JsonObject>;
-  /** What the caller must answer before the tool can go on. */
+  /** The questions that the caller must answer before the tool can continue. */
   readonly questions: Map<string, JsonObject> = new Map();
   /** The answers that this run has used. */
   readonly used: Map<string, JsonObject> = new Map();
-  /** Why the call ends in a protocol error. */
+  /** The protocol error that the call ends with, if any. */
   fault: RpcError | undefined;
-  /** The capabilities that its questions require, and the caller did not declare. */
+  /** The capabilities that its questions require but the caller did not declare. */
   readonly #missing: JsonObject = {};
-
-  #cancelled: (() => void) | undefined;
+  #silence: (() => void) | undefined;
   #following: ReturnType<typeof following> | undefined;
   #noticed: Notices | undefined;
 
@@ -63,18 +64,18 @@ export class ToolCall extends Call implements ToolContext {
     this.#answers = answers;
   }
 
-  /** @param silence called when the caller cancels: from then on nothing is sent */
+  /** @param silence called when the caller cancels: from then on, nothing is sent */
   start(silence: () => void): void {
-    this.#cancelled = silence;
+    this.#silence = silence;
   }
 
   cancel(reason: string | undefined): void {
     const controller = this.#controller();
-    // Ended first, so that nothing that the tool does on the abort is sent.
+    // Ended before the abort, so that nothing that the tool does in response is sent.
     this.#noticed?.end(true);
     this.end();
     controller.abort(new DOMException(reason ?? 'the caller cancelled the request', 'AbortError'));
-    this.#cancelled?.();
+    this.#silence?.();
   }
 
   override get signal(): AbortSignal {

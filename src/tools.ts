@@ -1,5 +1,5 @@
 /**
- * MCP tools: what their authors write, what lists show of them, and what a call results in. Rules: MCP 2026-07-28, tools.
+ * MCP tools: how they are defined, what lists show of them, and what a call returns. Rules: MCP 2026-07-28, tools.
  *
  * @module
  */
@@ -9,7 +9,7 @@ import { isObject, type Json } from './frames.ts';
 import type { Event } from './http.ts';
 import { compileSchema, type Schema } from './schema.ts';
 
-/** The severity of a log line in MCP, in rising order: the levels of RFC 5424. */
+/** The severity of a log line in MCP, in ascending order: the levels of RFC 5424. */
 export type LogLevel = 'debug' | 'info' | 'notice' | 'warning' | 'error' | 'critical' | 'alert' | 'emergency';
 
 /**
@@ -26,7 +26,7 @@ export type ContentBlock =
 export interface ToolResult {
   /** What the model is shown; may be empty. */
   content: ContentBlock[];
-  /** The result as JSON, of any type; where the tool has an output schema, it satisfies that. */
+  /** The result as JSON, of any type; if the tool has an output schema, it satisfies that. */
   structuredContent?: Json;
   /** True if the tool failed; `content` then tells the model how. */
   isError?: boolean;
@@ -34,9 +34,9 @@ export interface ToolResult {
   _meta?: JsonObject;
 }
 
-/** A person's answer to a question of a tool (MCP elicitation). */
+/** A person's answer to a tool's question (MCP elicitation). */
 export interface ElicitResult {
-  /** Whether the person answered, refused to, or left without a choice. */
+  /** Whether the person answered, declined, or dismissed the question. */
   action: 'accept' | 'decline' | 'cancel';
   /** The values of a form; with `accept` only. */
   content?: JsonObject;
@@ -45,39 +45,39 @@ export interface ElicitResult {
 /**
  * What a {@link ToolHandler} knows about its call, and can do while it runs.
  *
- * `elicit`, `sample` and `roots` ask the caller for something. At first they reject with an error of code
- * `input_required`, which the tool must let pass: its run ends, and the caller is asked. When the answer is there, the
- * tool **runs again from its start**, and the same question then resolves to the answer. So ask before you act, and give
- * each question a key that stays the same. Questions asked in parallel (`Promise.all`) are sent together. A call can have
- * ten rounds of questions. Answers come from the caller: they are checked for their shape, and are as trustworthy as the
- * caller's arguments.
+ * `elicit`, `sample` and `roots` ask the caller for something. The first time, they reject with an error of code
+ * `input_required`, which the tool must not catch: its run ends, and the caller is asked. Once the answer has arrived,
+ * the tool **runs again from the start**, and the same question resolves to the answer. So ask before you act, and give
+ * each question a stable key. Questions asked in parallel (`Promise.all`) are sent together. A call can have ten rounds
+ * of questions. Answers come from the caller: their shape is checked, and they are as trustworthy as the caller's
+ * arguments.
  */
 export interface ToolContext extends CallContext {
   /**
-   * Reports progress, if the caller asked for it. `done` must rise. At most ten notices of a call, log lines included,
-   * are sent at once, then one a second; of the progress that waits, the latest.
+   * Reports progress, if the caller asked for it. `done` must rise. A call can send ten notices at once, including log
+   * lines, then one per second; of waiting progress, only the latest is sent.
    */
   readonly progress: (done: number, total?: number, message?: string) => void;
   /** Sends a log line, if the caller asked for lines of that level. `data` is any JSON value. */
   readonly log: (level: LogLevel, data: unknown, logger?: string) => void;
   /**
-   * Asks a person: by a form (`params` has `message` and `requestedSchema`) or, with `mode: 'url'`, on a web page
-   * (`message` and `url`). Never ask for secrets by a form.
+   * Asks a person: with a form (`params` has `message` and `requestedSchema`) or, with `mode: 'url'`, on a web page
+   * (`message` and `url`). Never ask for secrets in a form.
    */
   readonly elicit: (key: string, params: object) => Promise<ElicitResult>;
   /** Asks the caller's model (MCP sampling): `params` has `messages`, `maxTokens` and so on. */
   readonly sample: (key: string, params: object) => Promise<JsonObject>;
   /** Asks for the caller's root folders (MCP roots). */
   readonly roots: (key: string) => Promise<{ roots: { uri: string; name?: string }[] }>;
-  /** Notifies clients that listen that the list of tools has changed. */
+  /** Notifies subscribed clients that the list of tools has changed. */
   readonly toolsChanged: () => void;
 }
 
 /** An MCP tool as lists show it: from {@link mcpListTools}, or registered with {@link tool}. */
 export interface Tool {
-  /** The name by which it is called. */
+  /** The name used to call it. */
   readonly name: string;
-  /** A name for people. */
+  /** A display name. */
   readonly title?: string;
   /** What it does, for the model. */
   readonly description?: string;
@@ -85,45 +85,45 @@ export interface Tool {
   readonly inputSchema: JsonObject;
   /** The JSON Schema of its structured result. */
   readonly outputSchema?: JsonObject;
-  /** What its author says about its effects. */
+  /** Hints about its effects. */
   readonly annotations?: ToolAnnotations;
   /** Icons, each with `src`, and perhaps `mimeType` and `sizes`. */
   readonly icons?: readonly JsonObject[];
   /** Further data about the tool, under prefixed names. */
   readonly _meta?: JsonObject;
-  /** The layer that calls it; only of tools that are served here. */
+  /** The layer that calls it; only for tools served by this process. */
   readonly layer?: MakeLayer;
 }
 
-/** What the author of a tool says about its effects (MCP). Hints only: trust them as far as you trust the author. */
+/** Hints from a tool's author about its effects (MCP). Trust them as far as you trust the author. */
 export interface ToolAnnotations {
-  /** A name for people. */
+  /** A display name. */
   title?: string;
   /** It changes nothing; default false. */
   readOnlyHint?: boolean;
   /** It may destroy something; default true. */
   destructiveHint?: boolean;
-  /** To call it again with the same arguments has no further effect; default false. */
+  /** Calling it again with the same arguments has no further effect; default false. */
   idempotentHint?: boolean;
-  /** It deals with the world outside the server; default true. */
+  /** It interacts with the world outside the server; default true. */
   openWorldHint?: boolean;
 }
 
 /** Options of {@link tool}. */
 export interface ToolOptions {
-  /** A name for people. */
+  /** A display name. */
   title?: string | undefined;
   /**
-   * The JSON Schema (any root type) or Standard Schema of the structured result. A result that does not satisfy it
-   * becomes one with `isError`.
+   * The JSON Schema (any root type) or Standard Schema of the structured result. A result that does not satisfy it is
+   * replaced by one with `isError`.
    */
   outputSchema?: object | boolean | undefined;
-  /** What the tool's effects are. */
+  /** Hints about the tool's effects. */
   annotations?: ToolAnnotations | undefined;
   /** Icons, each with `src`, and perhaps `mimeType` and `sizes`. */
   icons?: readonly JsonObject[] | undefined;
   /**
-   * Whether the tool may run twice for the same call, as after a crash of the server. Default: what the annotations
+   * Whether the tool may run twice for the same call, for example after the server crashed. Default: as the annotations
    * `idempotentHint` or `readOnlyHint` say.
    */
   idempotent?: boolean | undefined;
@@ -132,12 +132,12 @@ export interface ToolOptions {
 }
 
 /**
- * Answers the calls of one tool. `args` satisfies the tool's input schema.
+ * Handles the calls of one tool. `args` satisfies the tool's input schema.
  *
- * What it returns, or its promise resolves to, becomes the result: a string is text; a content block, an array of them or
- * a whole {@link ToolResult} is sent as it is; any other JSON value is `structuredContent`, with its JSON as text. A tool
- * with an output schema returns the structured value or a whole result. If it throws, the result has `isError`, with the
- * error's message as text: the caller reads it.
+ * Its return value, awaited, becomes the result: a string is text; a content block, an array of them or a whole
+ * {@link ToolResult} is sent unchanged; any other JSON value is `structuredContent`, with its JSON as text. A tool with
+ * an output schema returns the structured value or a whole result. If it throws, the result has `isError`, with the
+ * error's message as text, which the caller reads.
  */
 export type ToolHandler = (args: any, context: ToolContext) => unknown;
 
@@ -221,7 +221,7 @@ export class ServedTool implements Tool {
   }
 }
 
-/** True for a content block that has what its type needs. */
+/** True for a content block with the members that its type requires. */
 export function isBlock(value: unknown): value is ContentBlock {
   if (!isObject(value)) return false;
   const text = (member: string): boolean => typeof value[member] === 'string';
@@ -246,7 +246,7 @@ export function isBlock(value: unknown): value is ContentBlock {
 
 const RESULT_MEMBERS = new Set(['content', 'structuredContent', 'isError', '_meta']);
 
-/** The result for what a handler returned. With `structured`, a bare value is never taken for content. */
+/** The result for a handler's return value. If `structured`, a bare value is never taken for content. */
 function resultOf(value: unknown, structured: boolean): ToolResult {
   if (value === undefined) return { content: [] };
   if (!structured) {
@@ -257,7 +257,7 @@ function resultOf(value: unknown, structured: boolean): ToolResult {
   }
   const json = toJson(value);
   if (isObject(json)) {
-    // A result as the protocol writes it has its type, which is added to every result later.
+    // A complete protocol result has a `resultType`, which is added to every result later.
     const { resultType = 'complete', ...result } = json as JsonObject;
     const { content, structuredContent } = result;
     if (resultType === 'complete' && Object.keys(result).every((key) => RESULT_MEMBERS.has(key))) {

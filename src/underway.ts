@@ -1,6 +1,6 @@
 /**
- * What a server is working on: the tasks for which its end waits, the messages that are not finished, and the place in
- * the mailbox up to which all are.
+ * A server's work in progress: the tasks that its end waits for, the unfinished messages, and the place in the mailbox
+ * up to which everything is finished.
  *
  * @module
  */
@@ -10,10 +10,10 @@ import { compact } from './frames.ts';
 import type { Transport } from './http.ts';
 import type { CursorStore, Place } from './rooms.ts';
 
-/** Within how much time requests must come to be a burst, ms. */
+/** How close together requests must come to count as a burst, ms. */
 const BURST_MS = 1000;
 
-/** A message that is being worked on. */
+/** A message that is being processed. */
 interface Unfinished {
   readonly from: string;
   readonly at: number;
@@ -21,10 +21,10 @@ interface Unfinished {
   tasks: number;
 }
 
-/** Where and how the place is saved. */
+/** How the place is saved. */
 export interface Keeping {
   store: CursorStore;
-  /** The `seq` of the oldest message that waits elsewhere. */
+  /** The `seq` of the oldest message that waits elsewhere, if any. */
   oldest(): number | undefined;
 }
 
@@ -34,10 +34,12 @@ export class Underway {
   readonly #room: string;
   readonly #keeping: Keeping | undefined;
   readonly #tasks = new Set<Promise<unknown>>();
-  /** By `seq`, not always in that order: a share passes old messages on, and in a recreated room they begin anew. */
+  /**
+   * By `seq`, not always in that order: a share passes on old messages, and in a recreated room the `seq` starts over.
+   */
   readonly #unfinished = new Map<number, Unfinished>();
   #loading: Promise<Place | undefined> | undefined;
-  /** The place that the store has, or gets next. */
+  /** The place that the store has or will get next. */
   #kept: Place | undefined;
   /** When the presence note was last written, as saved with the place. */
   #said: number | undefined;
@@ -65,18 +67,18 @@ export class Underway {
     })());
   }
 
-  /** Saves a place, if it is to be saved. Rejects with what the store throws. */
+  /** Saves a place, if places are saved. Rejects with what the store throws. */
   async keep(place: Place): Promise<void> {
     if (!this.#keeping) return;
     const { store } = this.#keeping;
     this.#kept = place;
-    // One after the other, each with the values of its time, so that the last one stays.
+    // One after the other, each with the values at that time, so that the last one wins.
     const written = this.#written.then(() => store.save(this.#room, compact({ ...this.#kept!, said: this.#said })));
     this.#written = written.catch(() => {});
     await written;
   }
 
-  /** When the server that saved the place last wrote the presence note; undefined if that is not known. */
+  /** When the server that saved the place last wrote the presence note; undefined if unknown. */
   async lastSaid(): Promise<number | undefined> {
     await this.load().catch(() => {});
     return this.#said;
@@ -89,7 +91,7 @@ export class Underway {
     if (this.#kept) await this.keep(this.#kept).catch(this.#unsaved);
   }
 
-  /** How many tasks there are. */
+  /** The number of tasks. */
   get size(): number {
     return this.#tasks.size;
   }
@@ -97,7 +99,7 @@ export class Underway {
   /**
    * Adds a task. If it fails, there is an event.
    *
-   * @param m the message that is unfinished until the task ends; undefined if the place need not wait for it
+   * @param m the message that stays unfinished until the task ends; undefined if the place need not wait for it
    */
   track(task: Promise<unknown>, m?: Incoming): void {
     this.#tasks.add(task);
@@ -120,31 +122,35 @@ export class Underway {
       });
   }
 
-  /** The `seq` of the oldest unfinished message, among those whose author fits. */
+  /** The `seq` of the oldest unfinished message whose author matches. */
   oldest(fits: (from: string) => boolean = () => true): number | undefined {
     let oldest: number | undefined;
     for (const [seq, { from }] of this.#unfinished) if (fits(from) && seq < (oldest ?? seq + 1)) oldest = seq;
     return oldest;
   }
 
-  /** True while single requests come faster than they are finished: a burst of unknown length. Batches do not count. */
+  /**
+   * True while single requests come faster than they are finished, in a burst of unknown length. Batches do not count.
+   */
   get burst(): boolean {
     const since = this.#t.clock.now() - BURST_MS;
     let alone = 0;
     for (const { at, isBatch } of this.#unfinished.values()) {
-      // A request that has been running for long is no sign of a burst.
+      // A long-running request is no sign of a burst.
       if (at > since) alone += isBatch ? -1 : 1;
     }
     return alone > 1;
   }
 
-  /** Resolves once nothing is under way any more, and the place is saved. */
+  /** Resolves once nothing is under way any more and the place is saved. */
   async ended(): Promise<void> {
     while (this.#tasks.size > 0) await Promise.allSettled(this.#tasks);
     while (this.#saving) await this.#saving;
   }
 
-  /** Saves the place before the oldest unfinished message. One save at a time, so never faster than the store. */
+  /**
+   * Saves the place before the oldest unfinished message. One save at a time, so never faster than the store allows.
+   */
   #save(): void {
     if (!this.#keeping || this.#saving) return;
     const { oldest } = this.#keeping;

@@ -1,6 +1,6 @@
 /**
- * Requests that are too long for a message, on the side that reads them. The frame in the room names notes, which cost up
- * to sixteen reads, so only few are read at a time, keys take turns, and only keys that may call are served.
+ * Reading requests that are too long for a message. The frame in the room names notes, which take up to sixteen reads,
+ * so few requests are read at a time, keys take turns, and only keys that may call are served.
  *
  * @module
  */
@@ -11,11 +11,11 @@ import { FRAME_MEMBER } from './spill.ts';
 import type { Ranks } from './turns.ts';
 import { Workers } from './workers.ts';
 
-/** How many requests are read at a time, and how many can wait. */
+/** How many long requests are read at a time, and how many can wait. */
 const AT_ONCE = 2;
 const MAX_WAITING = 64;
 
-/** True for a frame that stands for a longer one. */
+/** True for a frame that stands for a spilled one. */
 export function isSpilled(frame: unknown): frame is JsonObject {
   return isObject(frame) && frame[FRAME_MEMBER] !== undefined;
 }
@@ -25,16 +25,16 @@ export class LongRequests {
   readonly #get: (ref: Json) => Promise<string>;
   readonly #turns: Workers;
 
-  /** @param regulars the keys that do not have to wait for new ones */
+  /** @param regulars the keys that take precedence over new ones */
   constructor(get: (ref: Json) => Promise<string>, regulars: Ranks) {
     this.#get = get;
     this.#turns = new Workers(AT_ONCE, MAX_WAITING, 1, regulars);
   }
 
   /**
-   * Reads the request for which a frame stands.
+   * Reads the request that a frame stands for.
    *
-   * @throws a {@link TechnocoreError} `spill_lost` if it is not there, or is not a request with the frame's id;
+   * @throws a {@link TechnocoreError} `spill_lost` if it is missing, or is not a request with the frame's id;
    * `too_many` if too many wait
    */
   async read(from: string, frame: JsonObject): Promise<JsonObject> {
@@ -47,6 +47,6 @@ export class LongRequests {
     } finally {
       release();
     }
-    throw new TechnocoreError('spill_lost', 'what was spilled is not the request');
+    throw new TechnocoreError('spill_lost', 'the notes do not hold the request');
   }
 }

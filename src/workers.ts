@@ -1,5 +1,5 @@
 /**
- * A limit on what runs at a time. Keys take turns, however much one of them asks.
+ * A limit on concurrent work. Keys take turns, however much one of them asks for.
  *
  * @module
  */
@@ -8,21 +8,21 @@ import { TechnocoreError } from './errors.ts';
 import { count } from './maps.ts';
 import { mostFor, type Ranks, Turns } from './turns.ts';
 
-/** Turns for work of many keys. */
+/** Slots for the work of many keys. */
 export class Workers {
   readonly #concurrency: number;
   readonly #regulars: Ranks | undefined;
   #busy = 0;
   readonly #perKey: number;
-  /** Turns taken, by key. */
+  /** How many slots each key has taken. */
   readonly #taken = new Map<string, number>();
   readonly #waiting: Turns<(isOn: boolean) => void>;
 
   /**
-   * @param concurrency how many turns are taken at a time
-   * @param max how many can wait for one; one key can have a quarter of them
-   * @param perKey how many turns one key can have at a time; default: all
-   * @param regulars the keys that do not have to wait for new ones; some turns are left for them
+   * @param concurrency the number of slots
+   * @param max how many can wait for a slot; one key can have a quarter of them
+   * @param perKey how many slots one key can take; default: all
+   * @param regulars the keys that take precedence over new ones; some slots are reserved for them
    */
   constructor(concurrency: number, max: number, perKey: number = concurrency, regulars?: Ranks) {
     if (!(concurrency >= 1)) throw new TechnocoreError('bad_option', 'the option concurrency must be a number from 1');
@@ -32,14 +32,14 @@ export class Workers {
     this.#waiting = new Turns(max, max / 4, regulars);
   }
 
-  /** Takes a turn if one is free now. @returns a function that gives it back; undefined if there is none */
+  /** Takes a slot if one is free now. @returns a function that releases it; undefined if none is free */
   tryEnter(from: string): (() => void) | undefined {
     if (!this.#mayTake(from)) return undefined;
     this.#take(from);
     return this.#release(from);
   }
 
-  /** Waits for a turn. @returns a function that gives it back; undefined if too many wait, or the signal aborts first */
+  /** Waits for a slot. @returns a function that releases it; undefined if too many wait, or the signal aborts first */
   async enter(from: string, signal?: AbortSignal): Promise<(() => void) | undefined> {
     if (signal?.aborted) return undefined;
     const free = this.tryEnter(from);

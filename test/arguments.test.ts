@@ -419,7 +419,7 @@ const TOLD: [wrong: string, run: () => unknown, words: string][] = [
     () => L.a2aAgent(() => {}, {}, { store: L.a2aFileStore('/nowhere/x').catch(() => {}) }),
     'await it',
   ],
-  ['a path for a cursor', () => L.serve('mb-p-x', alice, { ...o, cursor: './x' }), 'fileCursor makes one of a path'],
+  ['a path for a cursor', () => L.serve('mb-p-x', alice, { ...o, cursor: './x' }), 'fileCursor(path) makes one'],
   ['a tool without a schema', () => L.tool('name', '', () => 1), 'it must be an object, not function'],
   ['no listener', () => L.read('p-x', { ...o, onEvent: 'log' }), 'the option onEvent must be a function'],
   [

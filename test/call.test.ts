@@ -715,7 +715,7 @@ describe.each(PROFILES)('a call, %s', (profile) => {
     expect(await w.run(w.ask('sub', [5, 3]))).toBe(2);
     await expect(w.run(w.ask('sub', [5, 3], { replyTo: 'mb-p-elsewhere' }))).rejects.toMatchObject({
       code: 'no_reply_address',
-      message: expect.stringContaining('params by name'),
+      message: expect.stringContaining('named params'),
     });
     await stop();
   });

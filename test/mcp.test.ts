@@ -407,7 +407,7 @@ describe('what a request says of itself', () => {
       });
       expect(answer.error).toMatchObject({
         code: -32022,
-        message: 'Unsupported protocol version: it takes 2026-07-28, without a handshake (initialize)',
+        message: 'Unsupported protocol version: use 2026-07-28, without a handshake (initialize)',
         data: { supported: ['2026-07-28'], requested: protocolVersion },
       });
     }

@@ -239,7 +239,7 @@ it('another program with the same key on the same mailbox is told of, at the sta
   await w.clock.advance(11 * MINUTE);
   expect([warnings(first.events), warnings(second.events)]).toEqual([[], []]);
   const third = await program(w);
-  const warning = { room: MAILBOX, reason: expect.stringMatching(/was here at 20.*if it still runs.*claim/) };
+  const warning = { room: MAILBOX, reason: expect.stringMatching(/was here at 20.*if it is still running.*claim/) };
   expect(warnings(third.events), 'at once').toMatchObject([warning]);
   await w.clock.advance(60 * MINUTE);
   expect(warnings(second.events)).toMatchObject([warning]);

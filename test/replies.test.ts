@@ -144,14 +144,14 @@ describe.each(PROFILES)('how many answers go there, %s', (profile) => {
 });
 
 test('what was counted today stays counted, however many others come', () => {
-  const daily = new Daily(false, 3);
+  const daily = new Daily('refuse', 3);
   const noon = 20_000.5 * 86_400_000;
   for (const name of ['victim', 'a', 'b']) expect(daily.take(name, 1, noon)).toBe(true);
   for (const name of ['c', 'd', 'victim']) expect(daily.take(name, 1, noon + 1000)).toBe(false);
   daily.give('a');
   expect(daily.take('a', 1, noon + 2000)).toBe(true);
   for (const name of ['c', 'd', 'victim']) expect(daily.take(name, 1, noon + 86_400_000)).toBe(true);
-  const forgetful = new Daily(true, 2);
+  const forgetful = new Daily('forget', 2);
   for (const name of ['a', 'b', 'c', 'a']) expect(forgetful.take(name, 1, noon)).toBe(true);
   expect(forgetful.take('c', 1, noon)).toBe(false);
 });
