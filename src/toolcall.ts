@@ -133,8 +133,9 @@ export class ToolCall extends Call implements ToolContext {
           if (action === 'decline' || action === 'cancel') return undefined;
           if (action !== 'accept') return 'action is accept, decline or cancel';
           if (!form) return undefined;
-          if (!isObject(content)) return 'an accepted form has content';
-          return (await compileSchema(params.requestedSchema!, 'input').check(content)).problem;
+          // A form without values may have no content.
+          if (content !== undefined && !isObject(content)) return 'the content of a form is an object';
+          return (await compileSchema(params.requestedSchema!, 'input').check(content ?? {})).problem;
         },
       });
     };

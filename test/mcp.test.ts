@@ -876,6 +876,12 @@ describe('asking for input', () => {
         error: { code: -32602 },
       });
     }
+    const e = new Harness().tool('e', (_, { elicit }) => elicit('k', { message: 'sure?' }));
+    const bare = { action: 'accept' };
+    expect((await e.call('e', {}, forms, { inputResponses: { k: bare } })).structuredContent).toEqual(bare);
+    expect(await e.call('e', {}, forms, { inputResponses: { k: { ...bare, content: [] } } })).toMatchObject({
+      error: { code: -32602 },
+    });
     for (const inputResponses of [[], 5, null, { k: 7 }, { k: [] }, { k: null }, { k: yes, other: 'x' }]) {
       expect(await h.call('t', {}, forms, { inputResponses })).toMatchObject({ error: { code: -32602 } });
     }
