@@ -98,7 +98,8 @@ export class Hostile {
       for (let i = 0; i < 10 && network.captured.length > 0; i++) {
         const path = random.pick(network.captured);
         if (this.#world.sealedRooms.has(path.split('/')[2]!)) this.hasReplayedSealed = true;
-        for (const [, n] of path.matchAll(/%22(?:n%22%3A|params%22%3A%5B)(\d+)/g)) this.replayed.add(Number(n));
+        for (const [, n] of path.matchAll(/%22(?:n%22%3A|params%22%3A%5B|text%22%3A%22[a-z]+%20)(\d+)/g))
+          this.replayed.add(Number(n));
         await this.#fetch(path);
       }
       return;
