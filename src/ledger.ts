@@ -73,7 +73,7 @@ export interface LedgerMessage {
  * - `taken`: ignore it; another key waits in the same mailbox for an answer under this id, and would mistake this one for
  * its own.
  *
- * - `interrupted`: answer with error 1001; an earlier process began it and died. Given once; then it is `running`.
+ * - `interrupted`: answer with error 1001; an earlier process began it and died.
  *
  * - `before`: it was signed before this ledger began, or too long ago for the ledger to know, so it may have run. If it is
  * signed again with a nonce above `nonce`, it is accepted.
@@ -302,10 +302,7 @@ export class LedgerState implements Ledger {
       if (entry.digest !== digest) return { kind: fresh ? 'differs' : 'old' };
       if (!this.#isOurs(from, id, entry.reply)) return { kind: 'taken' };
       if (entry.answer !== undefined) return { kind: 'answered', answer: entry.answer, sent: entry.sent !== undefined };
-      if (!entry.orphan) return { kind: 'running' };
-      // From now on it is this process that answers it, or runs it again, and copies of the request wait for that.
-      delete entry.orphan;
-      return { kind: 'interrupted' };
+      return { kind: entry.orphan ? 'interrupted' : 'running' };
     }
     if (!fresh) return { kind: 'old' };
     if (!this.#isOurs(from, id, reply)) return { kind: 'taken' };

@@ -23,6 +23,7 @@ import { drop } from './feed.ts';
 import { decode, encodeLong, isObject, type Json } from './frames.ts';
 import type { Event, Options, Transport } from './http.ts';
 import type { Ledger, Verdict } from './ledger.ts';
+import { remember } from './maps.ts';
 import type { Share } from './share.ts';
 import type { Regulars } from './turns.ts';
 import type { Underway } from './underway.ts';
@@ -30,6 +31,8 @@ import { Workers } from './workers.ts';
 
 /** The default deadline of a handler, ms. */
 export const DEADLINE_MS = 60_000;
+/** How many requests that ran again are remembered. */
+const MAX_AGAIN = 1024;
 /** How many notifications of one request can wait to be written. */
 const MAX_EMITTED = 64;
 // One object for all calls: an error with its own stack for each would be too expensive.
@@ -72,6 +75,8 @@ export class Runs {
   readonly #workers: Workers;
   /** Requests that wait for a worker, by key and id, so that they can be cancelled. */
   readonly #queued = new Map<string, AbortController>();
+  /** Interrupted requests that are running again, or did, by key and id. */
+  readonly #again = new Map<string, true>();
   /** The controllers of running handlers. */
   readonly #running = new Set<AbortController>();
 
@@ -194,11 +199,22 @@ export class Runs {
     const id = request['id'] as Id;
     const key = JSON.stringify(id);
     const found = reply.room === undefined ? undefined : await this.#answerIn(reply.room, key);
-    if (found === undefined && this.#dispatcher.idempotent(request)) return this.#run(m, request, reply);
+    if (found === undefined && this.#dispatcher.idempotent(request)) return this.#runAgain(m, request, reply);
     const text = found ?? interrupted(id);
     await this.record((ledger) => ledger.answer(m.from, key, text));
     // An answer that is in the reply room already is repeated only for a caller that asked again.
     return found === undefined || fresh ? text : undefined;
+  }
+
+  /** Runs an interrupted request, unless a copy of it is running or did: then that answer is for both. */
+  async #runAgain(m: Incoming, request: JsonObject, reply: Reply): Promise<string | undefined> {
+    const name = `${m.from} ${JSON.stringify(request['id'])}`;
+    if (this.#again.has(name)) return undefined;
+    remember(this.#again, name, true, MAX_AGAIN);
+    const text = await this.#run(m, request, reply);
+    // Kept after an answer, since the ledger may have judged copies before it. Without one, it may run once more.
+    if (text === undefined) this.#again.delete(name);
+    return text;
   }
 
   /**

@@ -620,7 +620,7 @@ class Server implements Listener {
     for (const [i, { kind }] of verdicts.entries()) {
       if (passing.has(requests[i]!)) continue;
       const id = requests[i]!['id'] as Id;
-      if (kind === 'new' || kind === 'interrupted')
+      if (kind === 'new')
         await this.#runs.record((ledger) => ledger.answer(m.from, JSON.stringify(id), interrupted(id)));
     }
   }

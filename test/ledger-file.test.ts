@@ -92,8 +92,7 @@ describe('a ledger in a file', () => {
         { kind: 'old' },
       ]);
       expect(kinds(await ledger.admit(message(9, ['never seen']), 0))).toEqual(['old']);
-      // Said once: a copy that comes meanwhile waits for what becomes of it.
-      expect(kinds(await ledger.admit(message(11, ['begun', 'new']), 0))).toEqual(['running', 'new']);
+      expect(kinds(await ledger.admit(message(11, ['begun', 'new']), 0))).toEqual(['interrupted', 'new']);
       expect(kinds(await ledger.admit(message(1, ['done'], { from: BOB, reply: 'mb-p-a' }), 0))).toEqual(['taken']);
       await ledger.answer(ALICE, '"begun"', 'interrupted, said once and for all');
     });

@@ -70,7 +70,7 @@ export class Callee extends Program {
     const options: ServeOptions = {
       ...o,
       methods: world.plan.a2a ? await this.#agent(process) : this.#methods(process),
-      ...(world.plan.mcp && { tools: (this.#served = this.#tools(process)) }),
+      ...(world.plan.mcp && { tools: (this.#served = this.#tools(process)), spill: true }),
       ledger: world.setup.bug === 'forgetful-ledger' ? forgetful(ledger) : ledger,
       cursor: disk.cursor(process),
       ...(leaseMs !== undefined && { claim: { leaseMs } }),

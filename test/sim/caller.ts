@@ -7,7 +7,7 @@ import { type HttpError, RpcError, TechnocoreError } from '../../src/errors.ts';
 import type { Options } from '../../src/http.ts';
 import { publishIdentity } from '../../src/identity.ts';
 import type { CallOptions } from '../../src/line.ts';
-import { mcpCallTool } from '../../src/mcp-client.ts';
+import { mcpCallTool, mcpDiscover } from '../../src/mcp-client.ts';
 import { mcpListen } from '../../src/mcp-listen.ts';
 import { connectSealed } from '../../src/meeting.ts';
 import type { SealedChannel } from '../../src/sealed.ts';
@@ -188,7 +188,7 @@ export class Caller extends Program {
     world.log(`${process.name} got ${n}: ${outcome}`);
     const took = world.timeline.now - begun;
     // A tool has as long for each round, and once more after its progress.
-    const rounds = world.plan.mcp ? 3 : 1;
+    const rounds = world.plan.mcp ? 4 : 1;
     const mostMs = method === 'said' ? 3 * MINUTE : world.plan.a2a ? 8 * MINUTE : rounds * timeoutMs;
     const most = mostMs + (world.plan.sealed ? MEETING_MS : 0);
     if (took > most + 2000) {
@@ -234,7 +234,11 @@ export class Caller extends Program {
 
   /** The text that a tool returns. */
   async #useTool(to: string | Channel, { n, method, id }: Question, o: CallOptions, signer: Signer): Promise<unknown> {
-    const { content, isError } = await mcpCallTool(to, method, { n }, signer, {
+    const { id: _, ...first } = o;
+    // Whether the server reads requests that are too long for a message, it has to say first.
+    if (method === 'big') await mcpDiscover(to, signer, first);
+    const args = method === 'big' ? { n, more: BIG } : { n };
+    const { content, isError } = await mcpCallTool(to, method, args, signer, {
       ...o,
       onInput: { elicit: () => ({ action: 'accept', content: {} }) },
       // Asked again under an id of the caller's own, it has to be the same request.
