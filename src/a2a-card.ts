@@ -7,11 +7,12 @@
  */
 import { type Check, checkValue, isAnyText, isFlag, isList, isMap, isShaped, isText } from './a2a-types.ts';
 import { fromBase64url, fromUtf8, toBase64url, utf8 } from './bytes.ts';
+import { checkMailbox } from './channel.ts';
 import type { JsonObject } from './dispatch.ts';
 import { TechnocoreError } from './errors.ts';
 import { compact, decode, encodeLong, isObject } from './frames.ts';
 import { failureOf, type Options, request, retrying, shownBase, transportOf, transportTo } from './http.ts';
-import { checkName, fingerprint, isDid, type NotePath, verify } from './names.ts';
+import { fingerprint, isDid, type NotePath, verify } from './names.ts';
 import { getNote, setNote } from './notes.ts';
 import { checkSigner, PATIENCE_MS } from './rooms.ts';
 import type { Signer } from './signer.ts';
@@ -187,7 +188,7 @@ export function a2aCheckCard(value: unknown): A2ACard {
  * @param info the name, the skills, how to reach the agent (`mailbox` or `supportedInterfaces`), and any other members
  * @param o `base`: the service of the mailbox
  * @throws a {@link TechnocoreError} `bad_card` if the result is not a valid card; the message says why
- * @throws a {@link BadName} if `mailbox` is not the name of a room
+ * @throws a {@link BadName} if `mailbox` is not the name of a mailbox
  * @example
  * ```ts
  * import { a2aCard } from 'technocore-rpc';
@@ -201,7 +202,7 @@ export function a2aCard(info: A2ACardInfo, o: Options = {}): A2ACard {
   const at = mailbox !== undefined && {
     supportedInterfaces: [
       {
-        url: `${shownBase(transportOf(o).base)}/r/${checkName(mailbox, 'room')}`,
+        url: `${shownBase(transportOf(o).base)}/r/${checkMailbox(mailbox)}`,
         protocolBinding: A2A_BINDING,
         protocolVersion: '1.0',
       },

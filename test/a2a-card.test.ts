@@ -56,8 +56,9 @@ describe('making', () => {
     expect(cause).toMatchObject({ code: 'bad_card', message: expect.stringContaining(`${field}: `) });
   });
 
-  test('a mailbox that is no name is refused', async () => {
-    expect(await failure(() => a2aCard({ ...INFO, mailbox: 'No Name' }, BASE))).toMatchObject({ code: 'bad_name' });
+  test('a mailbox that is none is refused: nobody could call it', async () => {
+    for (const mailbox of ['No Name', 'lobby', 'mb', 'x-mb-y'])
+      expect(await failure(() => a2aCard({ ...INFO, mailbox }, BASE))).toMatchObject({ code: 'bad_name' });
   });
 
   test('the form of version 0.3, and back', () => {
