@@ -3,7 +3,6 @@
  *
  * @module
  */
-
 import { a2aHelpers } from './a2a-notes.ts';
 import type { Channel } from './channel.ts';
 import { nextTurn } from './clock.ts';
@@ -37,25 +36,25 @@ import type { Tool, ToolHandler, ToolOptions } from './tools.ts';
 export interface Census {
   /** When it was counted: ISO 8601, by the server's clock. */
   at: string;
-  /** Rooms there are, and rooms there can be. */
+  /** The number of rooms, and its maximum. */
   rooms: { total: number; capacity: number };
-  /** Notes there are, and notes there can be. */
+  /** The number of notes, and its maximum. */
   notes: { total: number; capacity: number };
-  /** Bytes that rooms take, and bytes they can take. */
+  /** The bytes that rooms use, and the maximum. */
   bytes: { used: number; capacity: number };
-  /** The listed rooms written to last, as many as asked for. Names and topics are untrusted text. */
+  /** The most recently written listed rooms, as many as requested. Names and topics are untrusted text. */
   listed?: { room: string; topic: string | null }[];
 }
 
 /**
  * `census/latest`: how full the service is.
  *
- * @param params `list`: how many of the listed rooms to name, 1 to 50; default: none
+ * @param params `list`: how many listed rooms to name, 1 to 50; default: none
  */
 async function census(params: unknown, context?: CallContext): Promise<Census> {
   const list = isObject(params) ? params['list'] : undefined;
   if (list !== undefined && !(Number.isInteger(list) && (list as number) >= 1 && (list as number) <= MAX_LISTED)) {
-    throw badParams('list is a number from 1 to 50');
+    throw badParams('list must be an integer from 1 to 50');
   }
   const seen = await listing(transportOf(context?.service), list === undefined ? 1 : MAX_LISTED, context?.signal);
   const { listed, ...counts } = seen;
@@ -63,7 +62,7 @@ async function census(params: unknown, context?: CallContext): Promise<Census> {
 }
 
 const LISTINGS = {};
-/** The most rooms that are named. */
+/** The maximum number of rooms to name. */
 const MAX_LISTED = 50;
 /** How long other callers get the same result, ms. The service itself caches it for three seconds. */
 const LISTING_MS = 3000;
@@ -74,7 +73,7 @@ interface Listing {
   census?: Census;
 }
 
-/** How full the service is, with some of its rooms. Callers of the same moment share one read. */
+/** How full the service is, with some of its rooms. Concurrent callers share one read. */
 async function listing(t: Transport, limit: number, signal: AbortSignal | undefined): Promise<Census> {
   const known = sharedOf(t, LISTINGS, () => new Map<number, Listing>());
   const now = t.clock.now();
@@ -104,7 +103,7 @@ async function readListing(t: Transport, limit: number, signal: AbortSignal): Pr
 }
 
 /**
- * `technocore/verify`: whether a signature is valid, checked offline, and if not, why.
+ * `technocore/verify`: whether a signature is valid, checked offline, and why if it is not.
  *
  * @param params `{ did, sig, canonical }`, or `{ room, message }` with a message as a room shows it
  */
@@ -132,7 +131,7 @@ function verified(params: unknown): { valid: boolean; reason?: string } {
 
 const VERIFYING = {};
 
-/** Verifies one signature at a time, after all else that is due: a batch of these would block a server for seconds. */
+/** Verifies one signature at a time, after everything else that is due: a batch could block a server for seconds. */
 async function verifySignature(params: unknown, context?: CallContext): Promise<{ valid: boolean; reason?: string }> {
   if (!context?.service) return verified(params);
   const t = transportOf(context.service);
@@ -143,13 +142,12 @@ async function verifySignature(params: unknown, context?: CallContext): Promise<
 }
 
 /**
- * The default methods: {@link serve}, {@link dispatch} and {@link createDispatcher} answer with these unless their
- * options name others. Register yours here, by name.
+ * The default methods: {@link serve}, {@link dispatch} and {@link createDispatcher} use these unless their options name
+ * others. Register yours here, by name.
  *
- * From the start it holds `census/latest`, with the params `{ list? }` (1 to 50) and a {@link Census} as result;
- * `technocore/verify`, with the params `{ did, sig, canonical }` or `{ room, message }` and the result
- * `{ valid, reason? }`; and for callers inside this process only, `message/send`, `tasks/get`, `tasks/advance` and
- * `tasks/list`.
+ * Initially it holds `census/latest`, with the params `{ list? }` (1 to 50) and a {@link Census} as result;
+ * `technocore/verify`, with the params `{ did, sig, canonical }` or `{ room, message }` and the result `{ valid,
+ * reason? }`; and, only for callers inside this process, `message/send`, `tasks/get`, `tasks/advance` and `tasks/list`.
  */
 export const methods: Map<string, Handler> = new Map<string, Handler>([
   ['census/latest', census],
@@ -171,7 +169,7 @@ function builtinTools(): Map<string, Tool> {
     [
       defineTool(
         'census/latest',
-        'How full the service is: rooms, notes and bytes; with `list`, also the rooms written to last.',
+        'How full the service is: rooms, notes and bytes; with `list`, also the most recently written rooms.',
         new OwnSchema({
           type: 'object',
           properties: {
@@ -197,7 +195,7 @@ function builtinTools(): Map<string, Tool> {
       ),
       defineTool(
         'technocore/verify',
-        'Whether the signature of a text, or of a message as a room shows it, is valid, and if not, why.',
+        'Whether the signature of a text, or of a message as a room shows it, is valid, and why if it is not.',
         new OwnSchema({
           type: 'object',
           properties: { did: text, sig: text, canonical: text, room: text, message: { type: 'object' } },
@@ -218,7 +216,7 @@ function builtinTools(): Map<string, Tool> {
 }
 
 /**
- * The default MCP tools, by name; {@link tool} registers others here. From the start it holds `census/latest` and
+ * The default MCP tools, by name; {@link tool} registers more here. Initially it holds `census/latest` and
  * `technocore/verify`: see {@link methods}.
  */
 export const tools: Map<string, Tool> = /* @__PURE__ */ builtinTools();
@@ -228,18 +226,18 @@ const withMcp = <T extends { layer?: MakeLayer | undefined }>(o: T): T => ({ ...
 const DEFAULTS: DispatcherOptions = { methods, tools, layer: mcpLayer, nullId: true };
 
 /**
- * Registers an MCP tool (revision 2026-07-28), or replaces the one of that name. Clients that listen to the list of tools
- * are notified. Keep the whole definition below some 3,700 characters: a longer one does not fit into a message, and only
- * callers that read answers from notes see it in the list.
+ * Registers an MCP tool (revision 2026-07-28), or replaces the one with that name. Clients subscribed to the list of
+ * tools are notified. Keep the whole definition below about 3,700 characters: a longer one does not fit into a message,
+ * and only callers that read answers from notes see it in the list.
  *
  * @param name 1 to 128 characters, case-sensitive; characters other than `A-Z a-z 0-9 _ - .` or more than 64 of them
  * cause a warning, as other implementations may refuse them
  * @param description for the model that chooses among tools
- * @param inputSchema JSON Schema 2020-12 of the arguments, `type: 'object'` at its root. Arguments that do not satisfy it
- * never reach `run`: the caller gets a result with `isError`. A `pattern` in it runs on untrusted text: one that takes
- * exponential time, such as `^(a+)+$`, would let them stop the program
+ * @param inputSchema JSON Schema 2020-12 of the arguments, `type: 'object'` at its root. Arguments that do not satisfy
+ * it never reach `run`: the caller gets a result with `isError`. A `pattern` in it runs on untrusted text: one that
+ * takes exponential time, such as `^(a+)+$`, would let callers block the program
  * @param run does the work: see {@link ToolHandler}
- * @param o `tools`: the map in which to register, instead of the default {@link tools}
+ * @param o `tools`: the map to register it in, instead of the default {@link tools}
  * @throws a {@link BadName} if the name is empty or longer than 128 characters
  * @throws a {@link TechnocoreError} `bad_schema` if a schema cannot be used; `bad_option` if `o` is not an object
  * @example
@@ -266,8 +264,8 @@ export function tool(
 }
 
 /**
- * Makes a dispatcher: JSON-RPC 2.0 and MCP without a transport. It answers with the methods and tools given and nothing
- * else; without options, with the default {@link methods} and {@link tools}.
+ * Makes a dispatcher: JSON-RPC 2.0 and MCP without a transport. It answers with the given methods and tools and no
+ * others; without options, with the default {@link methods} and {@link tools}.
  *
  * With a `tools` map, even an empty one, it is an MCP server: an error whose request has no readable id then has no `id`
  * member. Without tools, and in the default dispatcher, that `id` is null, as JSON-RPC 2.0 requires.

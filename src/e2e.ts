@@ -1,7 +1,7 @@
 /**
- * End-to-end encryption by the service's convention: a room key is offered through somebody's mailbox, then only the
- * holders of that key can read the lines of the room. The operator still sees who writes, when and how much, and can
- * drop, copy and reorder lines; whoever holds the key can write in any name. Rules: technocore.chat
+ * End-to-end encryption by the service's convention: a room key is offered through somebody's mailbox, and from then on
+ * only the holders of that key can read the lines in the room. The operator still sees who writes, when and how much,
+ * and can drop, copy and reorder lines; anybody with the key can write under any name. Rules: technocore.chat
  * (`technocore-e2e-v1`).
  *
  * @module
@@ -23,7 +23,7 @@ const KEY_BYTES = 32;
 const NONCE_BYTES = 12;
 const TAG_BYTES = 16;
 
-/** The most UTF-8 bytes of text that one sealed line holds: 3,043. */
+/** The maximum length of the text in a sealed line, in UTF-8 bytes: 3,043. */
 export const MAX_SEALED: number = Math.floor(((MAX_TEXT - 17) * 3) / 4) - TAG_BYTES;
 
 /** @throws a {@link BadKey} if the key does not have 32 bytes */
@@ -31,10 +31,10 @@ export function checkKey(key: Uint8Array): void {
   check32(key, 'a room key');
 }
 
-/** A buffer for decoding; the longest box of a line fits. */
+/** A buffer for decoding, large enough for any line. */
 const boxScratch: Uint8Array = /* @__PURE__ */ new Uint8Array(MAX_TEXT);
 
-/** Decrypts a box, from the base64url of nonce and box; undefined if it does not authenticate. */
+/** Decrypts a box, given as base64url of nonce and box; undefined if it does not authenticate. */
 function openBox(key: Uint8Array, nonceText: string, boxText: string): Uint8Array | undefined {
   const nonce = fromBase64url(nonceText);
   const box = fromBase64url(boxText, boxScratch);
@@ -47,9 +47,9 @@ function openBox(key: Uint8Array, nonceText: string, boxText: string): Uint8Arra
 // --- offers -----------------------------------------------------------------------------------------------------
 
 /**
- * Makes a new X25519 key pair (RFC 7748). Offers are sealed to the public key; keep the private one.
+ * Makes a new X25519 key pair (RFC 7748). Offers are sealed to the public key; keep the private key.
  *
- * @returns both keys as 32 bytes each
+ * @returns both keys, 32 bytes each
  */
 export function x25519Generate(o: Pick<Options, 'random'> = {}): { privateKey: Uint8Array; publicKey: Uint8Array } {
   const privateKey = (checkObject(o).random ?? randomBytes)(KEY_BYTES);
@@ -58,13 +58,13 @@ export function x25519Generate(o: Pick<Options, 'random'> = {}): { privateKey: U
 
 /** A room and the key to its lines. */
 export interface SealedRoom {
-  /** The AES-256 key: 32 bytes. Whoever has it can read and write. */
+  /** The AES-256 key: 32 bytes. Anybody who has it can read and write. */
   key: Uint8Array;
   /** The name of the room. */
   room: string;
 }
 
-/** The key by which an offer is sealed. */
+/** The key that seals an offer. */
 function offerKey(shared: Uint8Array): Uint8Array {
   return hkdfSha256(shared, new Uint8Array(0), utf8('technocore-e2e-v1'), KEY_BYTES);
 }
@@ -73,12 +73,12 @@ function offerKey(shared: Uint8Array): Uint8Array {
  * Seals a room key to somebody's X25519 key (`technocore-e2e-v1`: X25519, HKDF-SHA256, AES-256-GCM). Nothing is sent:
  * deliver the offer as a signed message to their mailbox.
  *
- * @param peer the public key, 32 bytes or base64url. Make sure whose it is, as {@link e2eOfferTo} does
- * @param o `key` and `room`: of a room that has members already; default: a new key and a new `p-` room. `random`: as in
+ * @param peer the public key, 32 bytes or base64url. Verify whose it is, as {@link e2eOfferTo} does
+ * @param o `key` and `room`: those of an existing room; default: a new key and a new `p-` room. `random`: as in
  * {@link Options}
  * @returns the offer, with the key and the room
- * @throws a {@link BadKey} if the peer's key is not a canonical X25519 public key, or is of small order; or if `key` does
- * not have 32 bytes
+ * @throws a {@link BadKey} if the peer's key is not a canonical X25519 public key or is of small order, or if `key`
+ * does not have 32 bytes
  * @throws a {@link BadName} if `room` is not the name of a room
  * @example
  * ```ts
@@ -109,19 +109,19 @@ export function e2eOffer(
   return { offer: `e2e1 ${[ephemeral.publicKey, nonce, box].map(toBase64url).join(' ')}`, key: key.slice(), room };
 }
 
-/** True for a text that begins as an offer does. Whether it is one, {@link e2eAccept} tells. */
+/** True for a text that begins like an offer. Only {@link e2eAccept} tells whether it is one. */
 export function isOffer(text: string): boolean {
   return text.startsWith('e2e1 ');
 }
 
 /**
- * Opens an offer. Nothing in it tells who made it: only the signature of the message in which it came does.
+ * Opens an offer. Nothing in it tells who made it; only the signature of the message that carried it does.
  *
  * @param offer the text of that message: `e2e1` and three tokens
- * @param privateKey the private key that belongs to the public key of the offer, 32 bytes: the one of
- * {@link x25519Generate}, or of {@link identityKeys} if that is published
- * @returns the key and the room. The room may have any name, even that of a public room: look before you write there
- * @throws a {@link DecryptError} if it is not an offer, was changed, or was made for another key
+ * @param privateKey the private key for the public key that the offer was sealed to, 32 bytes: from
+ * {@link x25519Generate}, or from {@link identityKeys} if that is what you published
+ * @returns the key and the room. The room may have any name, even that of a public room: check before you write there
+ * @throws a {@link DecryptError} if it is not an offer, was modified, or was made for another key
  * @throws a {@link BadKey} if the private key does not have 32 bytes
  * @example
  * ```ts
@@ -133,7 +133,7 @@ export function isOffer(text: string): boolean {
  * const offered = await e2eOfferTo(bob.did, ada); // Ada knows Bob's DID
  * await e2eSend(offered.room, offered.key, 'hello', { signer: ada });
  *
- * const { messages } = await read('mb-p-bob-77d1'); // Bob looks into his mailbox
+ * const { messages } = await read('mb-p-bob-77d1'); // Bob checks his mailbox
  * const offer = messages.find(({ from, text }) => from === ada.did && text.startsWith('e2e1 '))!;
  * const { room, key } = e2eAccept(offer.text, identityKeys(bob).privateKey);
  * console.log((await e2eRead(room, key)).messages[0]?.text); // hello
@@ -161,7 +161,7 @@ export function e2eAccept(offer: string, privateKey: Uint8Array): SealedRoom {
   return { key: plain.slice(0, KEY_BYTES), room: room! };
 }
 
-/** To which key an offer is sealed, and where it is delivered. */
+/** Where an offer is delivered, and which key it is sealed to. */
 export interface Addressee {
   mailbox: string;
   /** The X25519 public key, base64url. */
@@ -187,15 +187,15 @@ export async function addresseeOf(
 }
 
 /**
- * Offers a room key to a DID: looks up its identity note, seals to the key that the DID signed, and delivers the offer as
- * a signed message to its mailbox. To make a group, offer the returned key and room to the others as well. For an example
- * see {@link e2eAccept}.
+ * Offers a room key to a DID: looks up its identity note, seals the offer to the key that the DID signed, and delivers
+ * it as a signed message to its mailbox. To make a group, offer the returned key and room to the others as well. For an
+ * example, see {@link e2eAccept}.
  *
- * @param did the `did:key` to which the room is offered; it must have called {@link publishIdentity}
- * @param signer the key in whose name the offer is sent
+ * @param did the `did:key` to offer the room to; it must have called {@link publishIdentity}
+ * @param signer the key that signs the offer's message
  * @param o `key` and `room`: as for {@link e2eOffer}. `allowUnsigned`: whether to seal even to a key that the DID did not
  * sign; whoever wrote that key into the note can then read everything. Default false
- * @returns the key and the room, and the mailbox to which the offer was delivered
+ * @returns the key and the room, and the mailbox that the offer was delivered to
  * @throws a {@link BadName} if it is not a `did:key`
  * @throws a {@link BadKey} if the DID has not published a signed key and mailbox
  * @throws what {@link resolveIdentity} and {@link Signer.say} throw
@@ -213,15 +213,15 @@ export async function e2eOfferTo(
 
 // --- lines ------------------------------------------------------------------------------------------------------
 
-/** Nonces that are ready, and their base64url: 12 bytes and 16 characters each. */
+/** Prepared nonces and their base64url: 12 bytes and 16 characters each. */
 let nonces: { bytes: Uint8Array; text: string; used: number } | undefined;
 
-/** A random nonce. They are made 64 at a time: one alone would take half as long as the encryption. */
+/** A random nonce. They are made 64 at a time: a single one would take half as long as the encryption. */
 function freshNonce(): [bytes: Uint8Array, text: string] {
   if (nonces === undefined || nonces.used === 64) {
     const bytes = randomBytes(64 * NONCE_BYTES);
     nonces = { bytes, text: toBase64url(bytes), used: 0 };
-    // Dropped at the end of this turn: two copies of a virtual machine must not go on with the same nonces.
+    // Dropped at the end of this turn: two copies of a virtual machine must not continue with the same nonces.
     queueMicrotask(() => {
       nonces = undefined;
     });
@@ -235,12 +235,12 @@ function nonceOf(bytes: Uint8Array): [bytes: Uint8Array, text: string] {
 }
 
 const encoder: TextEncoder = /* @__PURE__ */ new TextEncoder();
-/** A buffer in which texts become bytes; cleared after each use. */
+/** A buffer for encoding texts; cleared after each use. */
 const scratch: Uint8Array = /* @__PURE__ */ new Uint8Array(MAX_SEALED);
 
 /**
- * Encrypts a text to one line for a room (AES-256-GCM). Every character is preserved: line ends, blanks at both ends,
- * invisible characters.
+ * Encrypts a text into one line for a room (AES-256-GCM). Every character is preserved: line breaks, leading and
+ * trailing spaces, invisible characters.
  *
  * @param key the room key, 32 bytes
  * @param text at most 3,043 bytes of UTF-8; {@link e2eSplit} cuts longer ones
@@ -274,17 +274,17 @@ function tooLong(bytes: number): FrameTooLong {
 }
 
 /**
- * Decrypts a line of a room. That it can be decrypted proves that a holder of the key made it; not who, nor that it was
- * made for this place.
+ * Decrypts a line of a room. Success proves that somebody with the key made the line, but not who, nor that it was made
+ * for this place.
  *
  * @param key the room key, 32 bytes
  * @param line the text of a message
- * @throws a {@link DecryptError} if it is not a sealed line, was changed, or was made with another key
+ * @throws a {@link DecryptError} if it is not a sealed line, was modified, or was made with another key
  * @throws a {@link BadKey} if the key does not have 32 bytes
  */
 export function e2eOpen(key: Uint8Array, line: string): string {
   const dot = typeof line === 'string' ? line.indexOf('.') : -1;
-  if (dot < 0) throw new DecryptError('encoding', 'not a sealed line: two parts with a dot between');
+  if (dot < 0) throw new DecryptError('encoding', 'not a sealed line: two parts with a dot in between');
   const plain = openBox(key, line.slice(0, dot), line.slice(dot + 1));
   if (plain === undefined) throw new DecryptError('tag', 'the line was changed, or sealed with another key');
   const text = fromUtf8(plain);
@@ -293,10 +293,10 @@ export function e2eOpen(key: Uint8Array, line: string): string {
 }
 
 /**
- * Cuts a text into pieces that fit into one sealed line each. It cuts between code points; joined, the pieces are the
- * text.
+ * Splits a text into pieces that each fit into one sealed line. It splits between code points; joined, the pieces are
+ * the text.
  *
- * @param bytes the most UTF-8 bytes of a piece, at least 4; default 3,043
+ * @param bytes the maximum length of a piece in UTF-8 bytes, at least 4; default 3,043
  * @throws a {@link TechnocoreError} `bad_option` if `bytes` is less than 4; `bad_text` if the text is not a string
  */
 export function e2eSplit(text: string, bytes: number = MAX_SEALED): string[] {
@@ -304,7 +304,7 @@ export function e2eSplit(text: string, bytes: number = MAX_SEALED): string[] {
   let from = 0;
   let used = 0;
   let at = 0;
-  if (!(bytes >= 4)) throw new TechnocoreError('bad_option', 'a piece may have at least 4 bytes');
+  if (!(bytes >= 4)) throw new TechnocoreError('bad_option', 'the length of a piece must be at least 4 bytes');
   for (const char of checkText(text, 'the text')) {
     const code = char.codePointAt(0)!;
     const size = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x1_0000 ? 3 : 4;
@@ -328,7 +328,7 @@ export function e2eSplit(text: string, bytes: number = MAX_SEALED): string[] {
  * @param room the name of the room
  * @param key the room key, 32 bytes
  * @param text at most 3,043 bytes of UTF-8
- * @param o `signer`: the key in whose name it is sent; without one it is unsigned, from the nick `nick`, by default
+ * @param o `signer`: the key that signs the message; without one it is unsigned, from the nick `nick`, by default
  * `sealed`
  * @returns the `seq` of the message
  * @throws what {@link e2eSeal} throws; and what {@link Signer.say} or {@link say} throws
@@ -345,7 +345,7 @@ export async function e2eSend(
     return await say(room, o.nick ?? 'sealed', line, o);
   } catch (cause) {
     if (!TechnocoreError.is(cause) || cause.code !== 'may_have_landed') throw cause;
-    // Nobody else can have made this line, so that unlike other unsigned messages it can be recognized.
+    // Unlike other unsigned messages, this one can be recognized: nobody else can have made the line.
     const mine = (await read(room, { ...o, limit: 200 })).messages.find((m) => m.text === line);
     if (!mine) throw cause;
     return { seq: mine.seq };
@@ -357,21 +357,21 @@ export interface SealedMessage {
   /** The position in the room. */
   seq: number;
   /**
-   * The DID or nick that wrote the line there; `''` for a DID without a valid signature. Since nothing in the line names
-   * its author, any holder of the key may have made it.
+   * The DID or nick that posted the line; `''` for a DID without a valid signature. Since nothing in the line names its
+   * author, anybody with the key may have made it.
    */
   from: string;
   /** The decrypted text. */
   text?: string;
-  /** Why there is no text: the line was not made with this key, or was changed. */
+  /** Why there is no text: the line was not made with this key, or was modified. */
   error?: DecryptError;
 }
 
-/** What is remembered of one room under one key. */
+/** What is remembered about one room under one key. */
 interface Memory {
-  /** By the nonce of each line, where it was first seen. */
+  /** Where each line was first seen, by its nonce. */
   places: Map<string, string>;
-  /** Stands behind what the last read returned. */
+  /** The cursor after the last read. */
   cursor?: RoomCursor;
 }
 
@@ -387,7 +387,7 @@ function memoryOf(t: Transport, room: string, key: Uint8Array): Memory {
   return memory;
 }
 
-/** Decrypts a message; undefined for a line that was seen elsewhere before: somebody copied it. */
+/** Decrypts a message; undefined for a line that was seen elsewhere before, which somebody copied. */
 function openedIn(t: Transport, memory: Memory, room: string, key: Uint8Array, m: Message): SealedMessage | undefined {
   const { seq, text: line } = m;
   const from = m.from.startsWith('did:') ? authorOf(t, room, m) : m.from;
@@ -397,7 +397,7 @@ function openedIn(t: Transport, memory: Memory, room: string, key: Uint8Array, m
   } catch (error) {
     return { seq, from, error: error as DecryptError };
   }
-  // Only lines that can be decrypted are remembered, so that strangers cannot fill this up.
+  // Only lines that can be decrypted are remembered, so that only members can fill the memory.
   const nonce = line.slice(0, line.indexOf('.'));
   const place = `${seq} ${m.ts}`;
   const known = memory.places.get(nonce) ?? place;
@@ -408,14 +408,14 @@ function openedIn(t: Transport, memory: Memory, room: string, key: Uint8Array, m
 
 /**
  * Reads and decrypts the newest lines of a sealed room. Lines that cannot be decrypted are returned with their error.
- * Copies of lines that were read before (the last 4,096 of a room are remembered) are left out, wherever they stand.
+ * Copies of lines that were read before (the last 4,096 of a room are remembered) are omitted.
  *
  * @param room the name of the room
  * @param key the room key, 32 bytes
- * @param o as for {@link read}; `limit` has no effect together with `since`, which returns everything after it
+ * @param o as for {@link read}; `limit` has no effect with `since`, which returns everything after it
  * @returns `messages`: the lines, oldest first; `last`: the `since` for the next read
- * @throws a {@link BadName} if it is not the name of a room; {@link BadKey} if the key does not have 32 bytes
- * @throws a {@link RingGap} if lines after `since` were lost; to go on after them, read with `since: e.oldest - 1`
+ * @throws a {@link BadName} if the name is not valid; a {@link BadKey} if the key does not have 32 bytes
+ * @throws a {@link RingGap} if lines after `since` were lost; to continue after them, read with `since: e.oldest - 1`
  * @throws what {@link read} throws
  */
 export async function e2eRead(
@@ -435,7 +435,7 @@ export async function e2eRead(
     memory.cursor.place = placeOf(view);
     return { last: view.lastSeq, messages: open(view.messages) };
   }
-  // The cursor of the last read knows the room's generation. While it is in use, other reads make their own.
+  // The cursor of the last read knows the room's generation. While it is in use, concurrent reads make their own.
   const cursor = memory.cursor?.since === o.since ? memory.cursor : new RoomCursor(t, room, o.since);
   delete memory.cursor;
   const deadline = t.clock.now() + (o.waitMs ?? 0) + PATIENCE_MS;
@@ -447,13 +447,13 @@ export async function e2eRead(
 
 /**
  * Yields every line of a sealed room as it arrives, decrypted. It never ends by itself: leave the loop with `break`, or
- * abort the signal. Lines that cannot be decrypted, and copies, are treated as by {@link e2eRead}.
+ * abort the signal. Lines that cannot be decrypted, and copies, are handled as in {@link e2eRead}.
  *
  * @param room the name of the room
  * @param key the room key, 32 bytes
- * @param o `since`: begin after the line with this `seq` (0: with the first); default: only lines that come from now on
- * @throws a {@link BadName} if it is not the name of a room; {@link BadKey} if the key does not have 32 bytes
- * @throws a {@link RingGap} if lines were lost; to go on after them, follow again with `since: e.oldest - 1`
+ * @param o `since`: start after the line with this `seq` (0: with the first); default: only lines from now on
+ * @throws a {@link BadName} if the name is not valid; a {@link BadKey} if the key does not have 32 bytes
+ * @throws a {@link RingGap} if lines were lost; to continue after them, follow again with `since: e.oldest - 1`
  * @throws the signal's reason when it aborts
  */
 export async function* e2eFollow(

@@ -1,8 +1,8 @@
 /**
- * How two agents come to a sealed channel. The first writes a hello into a new room and sends the room's key to the
- * other's mailbox; the other writes its own hello into the room. Each hello signs who meets whom, where and under which
- * key, and both sides' random tokens. The frames that follow name the digest of the tokens, so that anything replayed
- * from an earlier meeting, offers included, belongs to another session.
+ * How two agents establish a sealed channel. The first writes a hello to a new room and sends the room's key to the
+ * other's mailbox; the other writes its own hello to the room. Each hello signs who meets whom, where and under which
+ * key, and both sides' random tokens. The frames that follow name a digest of the tokens, so that anything replayed
+ * from an earlier meeting, including offers, belongs to another session.
  *
  * @module
  */
@@ -36,7 +36,7 @@ import { Regulars } from './turns.ts';
 const HELLO = 'hello/1';
 
 interface Hello {
-  /** The token of the side that began. */
+  /** The token of the side that started. */
   begun: string;
   /** The token of the side that answered; {@link NONE} in the first hello. */
   answered: string;
@@ -67,23 +67,23 @@ function sessionOf({ begun, answered }: Hello): string {
   return toBase64url(sha256(utf8(`${begun} ${answered}`)).subarray(0, 12));
 }
 
-/** True for rooms that are not listed, that nobody owns, and whose messages do not expire. */
+/** True for rooms that are unlisted, cannot be owned, and whose messages do not expire. */
 function isMeetingRoom(room: string): boolean {
   const { p, d, e } = roomClasses(room);
   return p && !d && !e;
 }
 
 /**
- * Opens an end-to-end encrypted channel to a DID, for {@link call}. The other side must be running {@link acceptSealed},
- * and must have published its mailbox and key with {@link publishIdentity}. Nobody but that DID can be at the other end,
- * and nothing that is replayed from an earlier channel counts in this one. It costs two writes and a new room: keep the
- * channel for many calls.
+ * Opens an end-to-end encrypted channel to a DID, for {@link call}. The other side must be running
+ * {@link acceptSealed}, and must have published its mailbox and key with {@link publishIdentity}. Only that DID can be
+ * at the other end, and nothing replayed from an earlier channel counts in this one. It costs two writes and a new
+ * room, so reuse the channel for many calls.
  *
  * @param did the `did:key` of the other side
  * @param signer the key of this side
- * @param o `timeoutMs`: how long to wait for the other side, in milliseconds; default 30,000. `key` and `room`: of an
- * earlier channel between the two, to save the new room. `latency`: as in {@link CallOptions.latency}, for calls through
- * the channel
+ * @param o `timeoutMs`: how long to wait for the other side, in milliseconds; default 30,000. `key` and `room`: those
+ * of an earlier channel between the two, to save the new room. `latency`: as in {@link CallOptions.latency}, for calls
+ * through the channel
  * @returns the channel, once the other side has proved itself
  * @throws a {@link BadName} if it is not a `did:key`, or if `room` is not a `p-` room
  * @throws a {@link BadKey} if the DID has not published a signed key and mailbox
@@ -184,30 +184,30 @@ export interface AcceptOptions extends Options {
   /** The X25519 private key of the published key, 32 bytes. Default: that of {@link identityKeys}. */
   privateKey?: Uint8Array | undefined;
   /**
-   * Who may open a channel, by DID. Default: everybody. If it throws, or has not decided after 30 seconds, the offer is
-   * skipped.
+   * Decides who may open a channel, by DID. Default: everybody. If it throws, or has not decided after 30 seconds, the
+   * offer is skipped.
    */
   allow?: ((from: string) => boolean | Promise<boolean>) | undefined;
   /**
-   * The most channels at a time; default 8. Each reads a room of its own, and the public service holds four reads of an
-   * address at a time.
+   * The maximum number of concurrent channels; default 8. Each reads its own room, and the public service holds four
+   * reads per address at a time.
    */
   sessions?: number | undefined;
-  /** After how much silence of the other side a channel is ended, in milliseconds; default 600,000. */
+  /** After how much silence from the other side a channel ends, in milliseconds; default 600,000. */
   idleMs?: number | undefined;
-  /** Called once no later offer can be missed. */
+  /** Called once the mailbox is being read, so that no later offer can be missed. */
   onReady?: (() => void) | undefined;
 }
 
-/** The most offers that are answered at a time. */
+/** How many offers are answered at a time. */
 const MAX_MEETING = 16;
 /** How many offers are remembered, so that a copy is not answered. */
 const MAX_OFFERS = 1024;
-/** The most sessions of one DID: after a crash, earlier ones linger. */
+/** The maximum number of sessions for one DID: after a crash, earlier ones linger. */
 const PER_PEER = 2;
-/** After how much silence a session may be given up for another DID's, ms. */
+/** After how much silence a session may be replaced by another DID's, ms. */
 const SILENT_MS = 60_000;
-/** After how long any session may be, ms. */
+/** After how much time any session may be replaced, ms. */
 const LASTED_MS = 120_000;
 /** How often sessions are checked for silence, ms. */
 const LOOK_MS = 10_000;
@@ -216,11 +216,11 @@ interface Session {
   readonly line: SealedLine;
   readonly peer: string;
   readonly stop: AbortController;
-  /** How early its peer was first heard, among all. */
+  /** Its peer's place in the order in which peers were first heard. */
   readonly rank: number;
-  /** How long it has lasted, ms. Counted by sleeping, since clocks get set. */
+  /** How long it has lasted, ms. Measured by sleeping, since clocks may be set. */
   lasted: number;
-  /** How long nothing was heard in it, ms. */
+  /** How long it has been silent, ms. */
   silent: number;
 }
 
@@ -230,9 +230,9 @@ interface Session {
  *
  * @param mailbox the mailbox that this signer has published with {@link publishIdentity}
  * @param signer the key of this side
- * @param run called with the channel to each DID that has proved itself, and a signal that aborts when the session ends.
- * The session lasts until what it returns settles
- * @param o who may come, how many at a time, and for how long
+ * @param run called with the channel to each DID that has proved itself, and with a signal that aborts when the session
+ * ends. The session lasts until the promise that it returns settles
+ * @param o who may connect, how many at a time, and for how long: see {@link AcceptOptions}
  * @returns resolves after the signal has aborted and all sessions have ended
  * @throws a {@link BadName} if it is not a mailbox
  * @throws a {@link BadKey} if no signer is given
@@ -255,7 +255,7 @@ export async function acceptSealed(
   const t = transportOf(o);
   checkSigner(signer);
   checkMailbox(mailbox);
-  checkFunction(run, 'what runs a session');
+  checkFunction(run, 'the function that runs a session');
   checkFunctions(o, ['allow', 'onReady']);
   checkNumbers(o, ['sessions', 'idleMs']);
   const acceptor = new Acceptor(t, mailbox, signer, run, o);
@@ -283,7 +283,7 @@ class Acceptor implements Listener {
   readonly #offers = new Map<string, true>();
   readonly #sessions = new Set<Session>();
   readonly #tasks = new Set<Promise<void>>();
-  /** Which DIDs talked to us, and in which order they first did. */
+  /** The DIDs that have talked to us, in the order of their first message. */
   readonly #regulars: Regulars;
   #meeting = 0;
   #closed = false;
@@ -313,7 +313,7 @@ class Acceptor implements Listener {
   }
 
   gap(gap: RingGap): void {
-    // Those who made lost offers may repeat them.
+    // The makers of lost offers may repeat them.
     this.#t.onEvent({ kind: 'lost', room: this.#mailbox, gap });
   }
 
@@ -360,7 +360,7 @@ class Acceptor implements Listener {
     const deadline = t.clock.now() + PATIENCE_MS;
     const { signal } = this.#o;
     const view = await retrying(t, deadline, () => readView(t, room, { limit: 200 }, signal), signal);
-    // Nothing is written to a room in which the maker of the offer has not proved that it is theirs.
+    // Nothing is written to a room until the maker of the offer has proved that it is theirs.
     let hello: Hello | undefined;
     for (let said = view.messages.pop(); said && hello?.answered !== NONE; said = view.messages.pop()) {
       hello = helloIn(seal, { ...said, from: authorOf(t, room, said), room }, m.from);
@@ -403,7 +403,7 @@ class Acceptor implements Listener {
     session.stop.abort();
   }
 
-  /** Ends a session when its other side has been silent for too long. */
+  /** Ends a session when the other side has been silent for too long. */
   async #watch(session: Session): Promise<void> {
     const { line, peer, stop } = session;
     const idleMs = this.#o.idleMs ?? 600_000;
@@ -416,11 +416,11 @@ class Acceptor implements Listener {
       }
       stop.abort(new TechnocoreError('idle', `${peer} said nothing for ${idleMs} ms`));
     } catch {
-      // Ended before.
+      // The session has ended.
     }
   }
 
-  /** Makes room for one more session of `peer`, by giving up another one if that is fair. */
+  /** Makes room for one more session with `peer`, by ending another one if that is fair. */
   #makeRoom(peer: string): boolean {
     const all = [...this.#sessions].sort((a, b) => b.silent - a.silent);
     const own = all.filter((session) => session.peer === peer);
@@ -434,9 +434,9 @@ class Acceptor implements Listener {
   }
 
   /**
-   * The session to give up for one of `peer`: a silent one, one of a DID that came later, one of several of a DID, or one
-   * that has lasted long. So new keys, which cost nothing, cannot lock out those who were there first, and nobody is
-   * locked out for ever.
+   * The session to end for a new one with `peer`: a silent one, one with a DID that came later, one of several with the
+   * same DID, or one that has lasted long. So new keys, which cost nothing, cannot lock out earlier ones, and nobody is
+   * locked out forever.
    */
   #givesWay(all: Session[], peer: string): Session | undefined {
     const [first] = all;

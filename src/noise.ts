@@ -1,7 +1,7 @@
 /**
- * `Noise_IKpsk1_25519_ChaChaPoly_SHA256`, transcribed from the Noise Protocol Framework, revision 34: two messages, after
- * which both ends hold one key for each direction. The initiator knows the responder's static public key beforehand; both
- * know the pre-shared key.
+ * `Noise_IKpsk1_25519_ChaChaPoly_SHA256`, transcribed from the Noise Protocol Framework, revision 34: after two
+ * messages, both ends hold one key for each direction. The initiator knows the responder's static public key in
+ * advance; both know the pre-shared key.
  *
  * @module
  */
@@ -19,7 +19,7 @@ import {
 } from './crypto.ts';
 import { BadKey, BadNonce, DecryptError, HandshakeFailed } from './errors.ts';
 
-/** An X25519 key pair (RFC 7748), as a handshake needs it: an {@link Identity}, or your own. */
+/** An X25519 key pair (RFC 7748) for a handshake: an {@link Identity}, or your own. */
 export interface KeyPair {
   /** The public key, 32 bytes. */
   readonly publicKey: Uint8Array;
@@ -31,32 +31,33 @@ export interface KeyPair {
 export interface HandshakeOptions {
   /** This end's static key pair. */
   identity: KeyPair;
-  /** Bytes that must be the same at both ends; any number of them. */
+  /** Any number of bytes, which must be the same at both ends. */
   prologue: Uint8Array;
   /** The pre-shared key, 32 bytes. */
   psk: Uint8Array;
   /** The responder's static public key, 32 bytes. Required for the initiator; the responder ignores it. */
   remote?: Uint8Array | undefined;
-  /** This end's ephemeral private key, 32 bytes, for tests. Default: taken from `random`, which is the only safe way. */
+  /** This end's ephemeral private key, 32 bytes, for tests only. Default: taken from `random`. */
   ephemeral?: Uint8Array | undefined;
   /** The source of random bytes. Default: the platform's. */
   random?: ((bytes: number) => Uint8Array) | undefined;
 }
 
-/** The two keys of a finished handshake, in use: ChaCha20-Poly1305 without associated data. */
+/** Encrypts and decrypts after a finished handshake: ChaCha20-Poly1305 without associated data. */
 export interface Transport {
   /**
    * Encrypts a plaintext.
    *
-   * @param seq the nonce, 0 to 2^64 - 2; higher than every one before, since a nonce must be used once only
-   * @returns the ciphertext, 16 bytes longer than the plaintext; perhaps a view of a larger buffer, which holds other ciphertexts
+   * @param seq the nonce, 0 to 2^64 - 2; higher than all earlier ones, since a nonce must be used only once
+   * @returns the ciphertext, 16 bytes longer than the plaintext; perhaps a view of a larger buffer that holds other
+   * ciphertexts
    * @throws `BadNonce` if `seq` is out of range, or not higher than the last one
    */
   seal(seq: bigint | number, plaintext: Uint8Array): Uint8Array;
   /**
    * Decrypts what the other end has encrypted.
    *
-   * @param seq the nonce under which it was encrypted
+   * @param seq the nonce that it was encrypted with
    * @throws `DecryptError` (`layer: 'tag'`) if the other end did not encrypt it under this `seq`
    */
   open(seq: bigint | number, sealed: Uint8Array): Uint8Array;
@@ -82,7 +83,7 @@ const PATTERN = [
 
 const FIRST_NONCE = new Uint8Array(12);
 
-// A number that is no exact integer becomes -1, which nothing accepts.
+// A number that is not an exact integer becomes -1, which nothing accepts.
 const exact = (seq: bigint | number): bigint =>
   typeof seq === 'bigint' ? seq : BigInt(Number.isSafeInteger(seq) ? seq : -1);
 
@@ -92,8 +93,8 @@ class State {
   h: Uint8Array = sha256(utf8(NAME));
   ck: Uint8Array = this.h;
   /**
-   * The present key. In this pattern at most one thing is encrypted under each, so that the nonce is always the first.
-   * Most keys are never used, so they are made on demand.
+   * The current key. In this pattern at most one thing is encrypted under each key, so the nonce is always the first.
+   * Most keys are never used, so they are derived on demand.
    */
   aead: (() => Aead) | undefined;
   /** Our ephemeral key pair, then the other end's ephemeral and static public keys. */
@@ -136,9 +137,9 @@ class State {
 }
 
 /**
- * One end of a handshake by the Noise Protocol Framework, revision 34: `Noise_IKpsk1_25519_ChaChaPoly_SHA256`. The
- * initiator writes, then reads; the responder reads, then writes. A message that is refused does not change the state, so
- * the right one may still follow. {@link Session} does all this by itself.
+ * One end of a handshake of the Noise Protocol Framework, revision 34: `Noise_IKpsk1_25519_ChaChaPoly_SHA256`. The
+ * initiator writes, then reads; the responder reads, then writes. A message that is refused does not change the state,
+ * so the right one may still follow. {@link Session} does all this itself.
  *
  * @example
  * ```ts
@@ -149,7 +150,7 @@ class State {
  * const initiator = Handshake.initiator({ ...o, identity: ada, remote: ben.publicKey });
  * const responder = Handshake.responder({ ...o, identity: ben });
  *
- * responder.read(initiator.write(new Uint8Array(0))); // any payload may travel along
+ * responder.read(initiator.write(new Uint8Array(0))); // messages may carry any payload
  * initiator.read(responder.write(new Uint8Array(0)));
  * const sealed = initiator.transport().seal(0, new TextEncoder().encode('hello'));
  * console.log(new TextDecoder().decode(responder.transport().open(0, sealed))); // hello
@@ -193,7 +194,7 @@ export class Handshake {
     return new Handshake(o, false);
   }
 
-  /** The other end's static public key: once it is proved, or for the initiator as it was given. */
+  /** The other end's static public key: for the responder once it is proved, for the initiator as given. */
   get remote(): Uint8Array | undefined {
     return this.#state.rs?.slice();
   }
@@ -240,7 +241,7 @@ export class Handshake {
   }
 
   /**
-   * The keys of the two directions, to be stored.
+   * The keys for the two directions, for storage.
    *
    * @throws a {@link HandshakeFailed} if the handshake is not finished
    */
@@ -252,8 +253,8 @@ export class Handshake {
   }
 
   /**
-   * What encrypts and decrypts after the handshake. Call it once: each call starts with a transport that has used no
-   * nonce.
+   * The transport that encrypts and decrypts after the handshake. Call this only once: each call returns a transport
+   * that has used no nonce yet.
    *
    * @throws a {@link HandshakeFailed} if the handshake is not finished
    */
@@ -261,7 +262,7 @@ export class Handshake {
     return createTransport(this.keys());
   }
 
-  // `part` writes or reads the bytes of a token, or without one those of the payload.
+  // `part` writes or reads the bytes of a token or, without a token, those of the payload.
   #process(
     writing: boolean,
     part: (state: State, token: 'e' | 's' | undefined) => Uint8Array,
@@ -299,13 +300,13 @@ export class Handshake {
 }
 
 /**
- * Makes a transport of two keys.
+ * Makes a transport from two keys.
  *
  * @throws `BadKey` if a key does not have 32 bytes
  */
 export function createTransport({ send, receive }: TransportKeys): Transport {
   const [sealer, opener] = [chachaPoly(send), chachaPoly(receive)];
-  // One for all frames: a fresh one for each takes four times as long to fill.
+  // One buffer for all frames: filling a fresh one takes four times as long.
   const nonce = new Uint8Array(12);
   const view = new DataView(nonce.buffer);
   const nonceOf = (seq: bigint): Uint8Array => {

@@ -1,6 +1,6 @@
 /**
- * The data of parley, protocol version 1, as bytes and as text: identity, secret, invite, messages, handshake payloads.
- * No I/O. Where the protocol leaves room, the Go package of that name is followed.
+ * The data of parley, protocol version 1, as bytes and text: identity, secret, invite, messages, handshake payloads. No
+ * I/O. Where the protocol leaves a choice, it follows the Go package of the same name.
  *
  * @module
  */
@@ -16,14 +16,16 @@ export type ChannelID = Uint8Array;
 export type PublicKey = Uint8Array;
 /** The id of a node: the SHA-256 of its public key, 32 bytes. */
 export type NodeID = Uint8Array;
-/** What a joiner shows the relay: 43 characters of base64url, derived from the secret, which it does not reveal. */
+/**
+ * The token that a joiner shows the relay: 43 characters of base64url, derived from the secret without revealing it.
+ */
 export type JoinToken = string;
 
 // --- identity ---------------------------------------------------------------------------------------------------
 
 /**
- * The identity of a node: an X25519 key pair (RFC 7748). The private key is kept in a private field; only
- * {@link Identity.privateKey} shows it.
+ * The identity of a node: an X25519 key pair (RFC 7748). The private key is held in a private field; only
+ * {@link Identity.privateKey} reveals it.
  */
 export class Identity implements KeyPair {
   /** The public key, 32 bytes. */
@@ -46,9 +48,9 @@ export class Identity implements KeyPair {
   }
 
   /**
-   * Makes the identity that belongs to a seed, as the MCP program of the Go package derives it.
+   * Derives an identity from a seed in the same way as the MCP program of the Go package.
    *
-   * @param seed any bytes, at least one. Whoever can guess them has the identity
+   * @param seed any bytes, at least one. Anybody who can guess them has the identity
    * @throws `BadKey` if the seed is empty, or not a `Uint8Array`
    */
   static fromSeed(seed: Uint8Array): Identity {
@@ -56,7 +58,7 @@ export class Identity implements KeyPair {
   }
 
   /**
-   * Makes an identity from a private key that was stored.
+   * Makes an identity from a stored private key.
    *
    * @throws `BadKey` if it does not have 32 bytes
    */
@@ -64,12 +66,12 @@ export class Identity implements KeyPair {
     return new Identity(privateKey);
   }
 
-  /** The private key, 32 bytes, to be stored. */
+  /** The private key, 32 bytes, for storage. */
   privateKey(): Uint8Array {
     return this.#privateKey.slice();
   }
 
-  /** The fingerprint, which two people compare: four groups of four characters, such as `plgp-exmu-qjja-5tt2`. */
+  /** The fingerprint for people to compare: four groups of four characters, such as `plgp-exmu-qjja-5tt2`. */
   fingerprint(): string {
     return fingerprint(this.id);
   }
@@ -97,7 +99,7 @@ export function fingerprint(nodeId: NodeID): string {
 
 // --- invite -----------------------------------------------------------------------------------------------------
 
-/** The secret of an invite: 32 random bytes for one channel, kept in a private field. */
+/** The secret of an invite: 32 random bytes for one channel, held in a private field. */
 export class Secret {
   readonly #bytes: Uint8Array;
 
@@ -111,9 +113,9 @@ export class Secret {
   }
 
   /**
-   * Makes a secret of its bytes.
+   * Makes a secret from its bytes.
    *
-   * @throws `BadKey` if there are not 32 of them
+   * @throws `BadKey` if there are not 32
    */
   static from(bytes: Uint8Array): Secret {
     return new Secret(bytes);
@@ -129,7 +131,7 @@ export class Secret {
     return this.#derive('psk');
   }
 
-  /** The token for the relay, by which the channel is opened and joined. */
+  /** The token that opens and joins the channel at the relay. */
   joinToken(): JoinToken {
     return toBase64url(this.#derive('join'));
   }
@@ -140,7 +142,8 @@ export class Secret {
 }
 
 /**
- * Unpadded base64url as the Go package reads it: line ends are skipped, and the spare bits of the last digit may be set.
+ * Decodes unpadded base64url as the Go package does: line breaks are skipped, and spare bits of the last digit may be
+ * set.
  *
  * @internal
  */
@@ -150,26 +153,28 @@ export function looseBase64url(text: string): Uint8Array | undefined {
   return Uint8Array.from(atob(withPlus(digits)), (c) => c.charCodeAt(0));
 }
 
-// Percent escapes become one character for each byte. What is not ASCII afterwards fails where ASCII is needed.
+// Percent escapes become one character per byte. What is not ASCII then fails where ASCII is required.
 function unescaped(text: string, reason: string): string {
   if (/%(?![\da-f]{2})/i.test(text)) throw new BadInvite(reason);
   return text.replace(/%(..)/g, (_, digits) => String.fromCharCode(parseInt(digits, 16)));
 }
 
-// Scheme, authority, path and fragment as Go splits them: without a scheme, three slashes begin a path.
+// Scheme, authority, path and fragment as Go splits them: without a scheme, three slashes start a path.
 const LINK = /^(?:([a-z][a-z\d+.-]*):|(?!\/\/\/))(?:\/\/([^/?#]*))?([^?#]*)[^#]*#?(.*)$/is;
 const USER = /^[\w\-.:~!$&'()*+,;=@]*@/;
 const HOST = /^(?:[\w!$&'()*+,;=<>"\-.~\x80-\uffff]*|(\[[\da-f:.]+\]))(?::\d*)?$/i;
 
-// Go's rules for a host, without percent escapes: nearly any characters or an IPv6 address in brackets, perhaps a port.
+// Go's rules for a host, without percent escapes: nearly any characters or a bracketed IPv6 address, perhaps with a
+// port.
 function isHost(host: string): boolean {
   const match = HOST.exec(host);
-  // Only what stands in brackets is left to the URL parser, which knows what an IPv6 address is.
+  // Only the part in brackets is left to the URL parser, which knows IPv6 addresses.
   return match !== null && (match[1] === undefined || URL.canParse(`http://${match[1]}`));
 }
 
 /**
- * An invite: the link that a person carries from the opener to the joiner. Whoever has it may join: treat it as a secret.
+ * An invite: the link that a person carries from the opener to the joiner. Anybody who has it can join: treat it as a
+ * secret.
  */
 export class Invite {
   /** The host of the relay, perhaps with a port. A link cannot hold the relay's scheme or path. */
@@ -182,9 +187,9 @@ export class Invite {
   readonly secret: Secret;
 
   /**
-   * Makes an invite of its parts. {@link Session.open} does so by itself.
+   * Makes an invite from its parts. {@link Session.open} does this for you.
    *
-   * @throws a {@link BadInvite} if a part cannot be put into a link
+   * @throws a {@link BadInvite} if a part cannot be expressed in a link
    */
   constructor(o: { relay: string; channel: ChannelID; key: PublicKey; secret: Secret }) {
     if (!isHost(o?.relay)) throw new BadInvite('bad relay');
@@ -203,15 +208,15 @@ export class Invite {
   }
 
   /**
-   * Parses a link exactly as the Go package does. (It does not use a URL parser, which would accept links that Go
-   * refuses, and change the spelling of the relay.)
+   * Parses a link exactly as the Go package does. (It uses no URL parser, which would accept links that Go refuses, and
+   * change the spelling of the relay.)
    *
-   * @throws a {@link BadInvite} if it is not an invite; `reason` names the part at fault
+   * @throws a {@link BadInvite} if it is not an invite; `reason` says what is wrong
    */
   static parse(raw: string): Invite {
     const [, scheme, authority = '', rawPath = '', rawFragment = ''] = LINK.exec(raw) ?? [];
     const relay = authority.replace(USER, '');
-    // A colon before the first slash is a scheme gone wrong.
+    // A colon before the first slash is a malformed scheme.
     if (/^[^#]*[\0-\x1f\x7f]/.test(raw) || (!scheme && /^[^/]*:/.test(rawPath)) || !isHost(relay)) {
       throw new BadInvite('parse');
     }
@@ -223,7 +228,7 @@ export class Invite {
     const bad = 'bad fragment';
     if (fragment.includes(';')) throw new BadInvite(bad);
     const part = (name: 'k' | 's', reason: string): Uint8Array => {
-      // The first part of a name counts. Names and values are decoded a second time, as form data are.
+      // The first part with a name counts. Names and values are decoded a second time, like form data.
       const pairs = fragment.split('&').map((pair) => /^([^=]*)=?(.*)$/s.exec(pair.replaceAll('+', ' '))!.slice(1));
       const [, value] =
         pairs.map((pair) => pair.map((text) => unescaped(text, bad))).find(([key]) => key === name) ?? [];
@@ -235,20 +240,20 @@ export class Invite {
   }
 }
 
-// --- what is said -----------------------------------------------------------------------------------------------
+// --- messages ---------------------------------------------------------------------------------------------------
 
 /** The kind of a message: `say` is ordinary text; `close` ends the channel, and its text is the outcome. */
 export type Kind = 'say' | 'close';
 
 /** A message of a parley. */
 export interface Message {
-  /** What it is. */
+  /** The kind of message. */
   kind: Kind;
   /** Its text; may be empty. */
   text: string;
 }
 
-/** A message that arrived. Its text is untrusted. */
+/** A received message. Its text is untrusted. */
 export interface Received extends Message {
   /** The id of the sender, proved by the handshake. */
   from: NodeID;
@@ -261,7 +266,7 @@ const KINDS: (string | undefined)[] = [undefined, 'say', 'close'];
 const lossy: TextDecoder = /* @__PURE__ */ new TextDecoder('utf-8', { ignoreBOM: true });
 
 /**
- * Encodes a message as the plaintext of a frame: one byte for its kind, then the text.
+ * Encodes a message as the plaintext of a frame: one byte for the kind, then the text.
  *
  * @throws a {@link TechnocoreError} `bad_frame` if there is no such kind
  */
@@ -289,7 +294,7 @@ export interface Capabilities {
   push?: boolean;
 }
 
-/** The payload of a handshake message: what it carries beside the keys. */
+/** The payload of a handshake message. */
 export interface HandshakePayload {
   /** What the channel is about, in the opener's words. */
   topic?: string;
@@ -322,7 +327,7 @@ export function unmarshalHandshakePayload(bytes: Uint8Array): HandshakePayload |
   }
 }
 
-// By lower-case name; null and missing are the same.
+// By lower-case name; null means missing.
 function membersOf(value: unknown): Record<string, unknown> {
   if (value !== null && !isObject(value)) throw new SyntaxError();
   const entries = Object.entries(value ?? {}).filter(([, member]) => member !== null);

@@ -1,5 +1,5 @@
 /**
- * The relay of a parley: what a session needs of it, and the one that is reached over HTTP.
+ * The relay of a parley: the interface that a session needs, and its HTTP implementation.
  *
  * @module
  */
@@ -13,11 +13,11 @@ import type { ChannelID, JoinToken } from './parley-invite.ts';
 /** The type of a frame: 1 is a handshake message, 2 is data. */
 export type FrameType = 1 | 2 | number;
 
-/** A frame: what a relay passes from one end of a channel to the other. */
+/** A frame, which a relay passes from one end of a channel to the other. */
 export interface Frame {
   /** The channel, 16 bytes. */
   channel: ChannelID;
-  /** The number of the frame, 64 bits: each end numbers its own frames, from 1 on. */
+  /** The number of the frame, 64 bits: each end numbers its own frames, starting at 1. */
   seq: bigint;
   /** Whether it is a handshake message or data. */
   type: FrameType;
@@ -25,37 +25,37 @@ export interface Frame {
   payload: Uint8Array;
 }
 
-/** A seat in a channel, as the relay grants it. */
+/** A seat in a channel, granted by the relay. */
 export interface Membership {
   /** The channel, 16 bytes. */
   channel: ChannelID;
-  /** What proves to the relay that the seat is ours. A secret. */
+  /** The token that proves to the relay that the seat is ours. A secret. */
   token: string;
 }
 
 /** Options of calls that can be aborted. */
 export interface Abortable {
-  /** Aborts the call, which then rejects with the signal's reason. */
+  /** Aborts the call, which then throws the signal's reason. */
   signal?: AbortSignal | undefined;
 }
 
 /**
- * A relay: passes frames between the two seats of a channel. It refuses with {@link RelayRefused}, of which `reason` is
- * `no-channel` (never opened, or forgotten), `exists` (on opening), `full` (on joining), `nobody` (on sending: the other
+ * A relay passes frames between the two seats of a channel. It refuses with a {@link RelayRefused} whose `reason` is
+ * `no-channel` (never opened, or expired), `exists` (on opening), `full` (on joining), `nobody` (on sending: the other
  * seat is empty) or `token`.
  */
 export interface Relay {
   /** The host for invites, if the relay knows it. */
   readonly host?: string | undefined;
-  /** Opens a channel, which whoever shows the token `expect` may join. */
+  /** Opens a channel that anybody who shows the token `expect` may join. */
   open(channel: ChannelID, expect: JoinToken, o?: Abortable): Promise<Membership>;
-  /** Takes the second seat of a channel, by showing its token. */
+  /** Takes the second seat of a channel by showing its token. */
   join(channel: ChannelID, present: JoinToken, o?: Abortable): Promise<Membership>;
   /** Sends a frame to the other seat. */
   send(membership: Membership, frame: Frame, o?: Abortable): Promise<void>;
   /**
-   * Returns the frames of the other seat with a `seq` above `after`, in the order in which they were sent. Waits for one
-   * for up to `waitMs` milliseconds. Deletes nothing.
+   * Returns the frames from the other seat with a `seq` above `after`, in the order in which they were sent. Waits up
+   * to `waitMs` milliseconds for one. Deletes nothing.
    */
   recv(membership: Membership, after: bigint, waitMs: number, o?: Abortable): Promise<Frame[]>;
   /** Returns how many seats are taken: 1 or 2. */
@@ -63,16 +63,16 @@ export interface Relay {
 }
 
 /**
- * The longest time for which a relay holds a read, ms.
+ * How long a relay holds a read at most, ms.
  *
  * @internal
  */
 export const MAX_WAIT_MS = 30_000;
-/** For how long failed reads and posts are retried, ms, beyond the time that the caller waits anyway. */
+/** How long failed reads and posts are retried beyond the caller's own wait, ms. */
 const PATIENCE_MS = 500;
-/** The most bytes of one response. A relay has no paging: it returns everything after the cursor. */
+/** The maximum size of a response, bytes. A relay has no paging: it returns everything after the cursor. */
 const MAX_ANSWER = 1 << 26;
-/** The most frames that are taken of one response, so that none blocks the program. The rest is read next. */
+/** How many frames of a response are taken at a time, so that none blocks the program. The rest is read next. */
 const MAX_FRAMES = 16_384;
 
 type Refusal = RelayRefused['reason'];
@@ -80,27 +80,27 @@ type Refusal = RelayRefused['reason'];
 const REFUSALS: Record<Refusal, string> = {
   'no-channel': 'the relay does not know the channel',
   exists: 'the channel exists',
-  full: 'both seats are taken; if not by you, use a new invite and compare fingerprints',
+  full: 'both seats are taken; if not by you, use a new invite',
   nobody: 'nobody has joined',
-  token: 'the relay does not accept the token',
+  token: 'the relay refuses the token',
 };
 
 /** @internal */
 export const refused = (reason: Refusal, more = ''): RelayRefused => new RelayRefused(reason, REFUSALS[reason] + more);
 
 /**
- * A relay that is reached over HTTP. Failed reads and posts are retried for half a second beyond the caller's own wait;
- * opening and joining are not, since the first attempt may have taken the seat.
+ * A relay over HTTP. Failed reads and posts are retried for half a second beyond the caller's own wait; opening and
+ * joining are not, since the first attempt may have taken the seat.
  *
- * Its methods throw {@link RelayRefused} as {@link Relay} says, `Unavailable` if the relay cannot be reached, and the
- * signal's reason when it aborts.
+ * Its methods throw a {@link RelayRefused} as described for {@link Relay}, `Unavailable` if the relay cannot be
+ * reached, and the signal's reason when it aborts.
  */
 export class HttpRelay implements Relay {
   readonly #http: Transport;
   readonly #seats = new WeakMap<Membership, Seat>();
 
   /**
-   * Makes a client of a relay; connects when first used.
+   * Makes a client for a relay; it connects on first use.
    *
    * @param base the relay's address, with or without a path, such as `https://parley.chat`
    * @throws `BadName` if it is not an http or https address
@@ -137,7 +137,7 @@ export class HttpRelay implements Relay {
     await this.#patiently(0, post, o);
   }
 
-  /** Returns the frames after a cursor: see {@link Relay.recv}. Holds a request for 30 seconds at most. */
+  /** Returns the frames after a cursor: see {@link Relay.recv}. Waits at most 30 seconds per request. */
   async recv(membership: Membership, after: bigint, waitMs: number, o?: Abortable): Promise<Frame[]> {
     const ask = (left: number): Promise<string> => {
       const wait = Math.min(Math.floor(left), MAX_WAIT_MS);
@@ -160,7 +160,7 @@ export class HttpRelay implements Relay {
     return retrying(this.#http, until + PATIENCE_MS, () => run(Math.max(until - clock.now(), 0)), o?.signal);
   }
 
-  // What a 409 means depends on the call.
+  // The meaning of a 409 depends on the call.
   async #ask(membership: Membership, r: Request, on409: Refusal, o?: Abortable): Promise<string> {
     const isPost = r.body !== undefined;
     const { path, get, post } = getOrMake(this.#seats, membership, () => seatOf(membership));
@@ -173,11 +173,11 @@ export class HttpRelay implements Relay {
     });
     const { status, text } = reply;
     if (status >= 200 && status < 300) return text;
-    // A relay answers in plain words: a page is that of something on the way.
+    // A relay answers in plain words: a web page comes from something in between.
     if (!/^\s*</.test(text)) {
       if (status === 401) throw refused('token');
       if (status === 409) throw refused(on409);
-      // An unknown route is a 404 with other words, and no reason to give up the channel.
+      // A 404 for an unknown route has other words, and is no reason to give up the channel.
       if (status === 404 && /channel/.test(text)) throw refused('no-channel');
     }
     throw failureOf(reply, isPost ? 'write' : 'read', this.#http.clock);
@@ -191,7 +191,7 @@ export class HttpRelay implements Relay {
   }
 }
 
-/** What all requests of one membership have in common. */
+/** What all requests of a membership share. */
 interface Seat {
   path: string;
   get: Record<string, string>;
@@ -217,7 +217,7 @@ function answerOf(text: string): Record<string, unknown> {
 
 function framesOf(channel: ChannelID, text: string): Frame[] {
   const frames = answerOf(text)['frames'] ?? [];
-  // `parseExact` makes strings of integers. A seq that was a string in the first place is told by its quotes, and
+  // `parseExact` turns integers into strings. A seq that was a string to begin with is recognized by its quotes and
   // refused.
   if (!Array.isArray(frames) || /"seq"\s*:\s*"/.test(text)) throw unreadable();
   return frames.slice(0, MAX_FRAMES).map((frame: unknown) => {
@@ -230,7 +230,7 @@ function framesOf(channel: ChannelID, text: string): Frame[] {
 }
 
 /**
- * Whether an error says that the relay no longer knows the channel.
+ * Whether an error means that the relay no longer knows the channel.
  *
  * @internal
  */

@@ -1,6 +1,6 @@
 /**
- * parley, protocol version 1: a person carries one link from one agent to the other, and the two talk end-to-end
- * encrypted through a relay that learns nothing but sizes and times. Wire-compatible with the Go package of that name.
+ * parley, protocol version 1: a person carries one link from one agent to the other, and the two talk, end-to-end
+ * encrypted, through a relay that learns only sizes and times. Wire-compatible with the Go package of the same name.
  *
  * @packageDocumentation
  */
@@ -16,10 +16,10 @@ import {
   checkFunction,
   checkObject,
   DecryptError,
+  HandshakeFailed,
   RingGap,
   SessionClosed,
   signalOf,
-  TechnocoreError,
   tooManyBytes,
 } from './errors.ts';
 import { decode, isObject } from './frames.ts';
@@ -80,37 +80,37 @@ export type State = 'none' | 'pending' | 'active' | 'closed';
 export interface Peer {
   /** Its id: proved by the handshake; for a joiner before that, the one in the invite. */
   id?: NodeID;
-  /** Its fingerprint, to be compared with what the person at the other end sees; empty while it is not known. */
+  /** Its fingerprint, to compare with what the person at the other end sees; empty while unknown. */
   fingerprint: string;
   /** What the channel is about, in the opener's words. For a joiner, untrusted text. */
   topic: string;
   /** The state of the session. */
   state: State;
-  /** Whether the other seat is taken. Stays true from then on: a relay cannot tell who is still there. */
+  /** Whether the other seat has been taken. Stays true from then on: a relay cannot tell who is still there. */
   present: boolean;
 }
 
-/** Options of a {@link Session}. `base` and `lane` have no effect: the relay has an address of its own. */
+/** Options of a {@link Session}. `base` and `lane` have no effect: the relay has its own address. */
 export interface SessionOptions extends Options {
   /** The host of the relay that invites name, perhaps with a port. Default: the relay's own. */
   host?: string | undefined;
 }
 
-/** The most texts that wait: for the handshake, for a listener, and for a poll while somebody listens. */
+/** How many texts can wait: for the handshake, for a listener, and for a poll while there is a listener. */
 const MAX_QUEUE = 1024;
 /** How many unreadable frames are remembered, so that each is reported once. */
 const MAX_JUNK = 256;
-/** The most characters of a JSON-RPC frame. Texts have no limit of their own. */
+/** The maximum length of a JSON-RPC frame, in characters. Other texts have no limit. */
 const MAX_FRAME = 65_536;
-/** The most characters of texts that wait for a poll while somebody listens, whose loop reads on by itself. */
+/** How many characters of text can wait for a poll while a listener keeps the read loop going. */
 const MAX_KEPT = 1 << 24;
-/** The most handshake messages of one response that are tried: each takes as long as a hundred other frames. */
+/** How many handshake messages in one response are tried: each takes as long as a hundred other frames. */
 const MAX_TRIES = 256;
 /** After how long our handshake message is sent again if nothing shows that it arrived, ms. Doubles each time. */
 const HELLO_MS = 5000;
-/** The most bytes of a handshake payload, as in the Go package. */
+/** The maximum size of a handshake payload, bytes, as in the Go package. */
 const MAX_PAYLOAD = 65_535;
-/** The pause after a read that returned early with nothing new, ms: the first one, and the longest to which it grows. */
+/** The pause after a read that returned early with nothing new, ms: initial and maximum. */
 const PAUSE_MS = [100, 5000] as const;
 
 /** The statuses that concern the frame itself: malformed, too large, unprocessable. */
@@ -121,7 +121,7 @@ const RESUMED: bigint = 1n << 40n;
 
 const GREETING: Uint8Array = /* @__PURE__ */ marshalHandshakePayload({ capabilities: {} });
 
-/** All that a session knows and a new process could not find out: what `save` writes. */
+/** Everything about a session that a new process could not find out: what `save` writes. */
 interface Saved {
   version: 1;
   /** Our public key. */
@@ -135,32 +135,32 @@ interface Saved {
   joined: boolean;
   initiator: boolean;
   seat?: Membership;
-  /** Until the handshake is finished. */
+  /** Set until the handshake is finished. */
   secret?: Uint8Array | undefined;
-  /** The private ephemeral key. Fixed when the state is saved, so that each copy of it arrives at the same keys. */
+  /** The private ephemeral key. Fixed when the state is saved, so that each copy of it derives the same keys. */
   ephemeral?: Uint8Array | undefined;
   keys?: TransportKeys;
   peer?: PublicKey;
   /** The last `seq` that we used. */
   seq: bigint;
-  /** The last `seq` of an authentic frame that came. */
+  /** The `seq` of the last authentic frame received. */
   floor: bigint;
   /** Messages to be encrypted. */
   queue: Message[];
   /** Encrypted frames to be posted. */
   outbox: Frame[];
-  /** An encrypted frame whose posting failed, and whose sender got the error. */
+  /** An encrypted frame that could not be posted, for which `send` threw an error. */
   failed?: { text: string; frame: Frame } | undefined;
   /** Our handshake message, until something shows that it arrived. */
   hello?: Frame | undefined;
-  /** Messages that were read and not returned yet. */
+  /** Messages that were read but not returned yet. */
   inbox: Received[];
-  /** JSON-RPC frames to which nobody listens yet. */
+  /** JSON-RPC frames that wait for a listener. */
   frames: Incoming[];
 }
 
-// A MAC over a saved state, under a key that only the holder of the identity can derive. It makes further checks of the
-// state unnecessary.
+// A MAC over a saved state, under a key that only the holder of the identity can derive. It makes further validation of
+// the state unnecessary.
 const proofOf = (text: string, identity: Identity): string =>
   toBase64url(hmacSha256(identity.shared(identity.publicKey), utf8(text)));
 
@@ -172,12 +172,12 @@ const unpack = (_: string, value: any): unknown =>
 
 /**
  * One end of one parley, for one conversation: {@link Session.open} or {@link Session.join} it, then send and poll.
- * Sending never waits for a poll. A session is also a channel for `serve` and `call`: JSON-RPC frames go to those, and
+ * Sending never waits for a poll. A session is also a channel for `serve` and `call`: JSON-RPC frames go to them, or
  * wait for them; `poll` returns everything else.
  *
- * A frame number (`seq`) is used when something is encrypted under it, and only the same bytes are ever sent again under
- * it, so that no nonce is used twice whatever the relay does. The cursor moves only over authentic frames, so that junk
- * cannot make a session deaf.
+ * A frame number (`seq`) is spent when something is encrypted under it, and only the same bytes are ever sent again
+ * under it, so no nonce is used twice whatever the relay does. Only authentic frames move the cursor, so junk cannot
+ * make a session deaf.
  *
  * @example
  * ```ts
@@ -201,7 +201,7 @@ const unpack = (_: string, value: any): unknown =>
 export class Session implements Channel {
   /** Empty: a relay never returns what this end has sent. */
   readonly self = '';
-  /** The most characters of one JSON-RPC frame: 65,536. */
+  /** The maximum length of a JSON-RPC frame: 65,536 characters. */
   readonly limit: number = MAX_FRAME;
   readonly #identity: Identity;
   readonly #relay: Relay;
@@ -211,7 +211,7 @@ export class Session implements Channel {
   #s: Saved;
   #handshake: Handshake | undefined;
   #transport: Transport | undefined;
-  /** The first error that is to be thrown once nothing is left to return. */
+  /** The first error, to be thrown once nothing is left to return. */
   #problem: unknown;
   /** A resumed session does not know which numbers other copies of its state have used. */
   #resumed = false;
@@ -220,7 +220,7 @@ export class Session implements Channel {
   #idle = 0;
   #count = 0;
   readonly #junk = new Set<string>();
-  /** The number of handshake messages to skip, since they were tried in earlier polls. */
+  /** The number of handshake messages to skip because earlier polls tried them. */
   #tried = 0;
   readonly #listeners = new Set<Listener>();
   #pumping = false;
@@ -230,8 +230,8 @@ export class Session implements Channel {
   /**
    * Makes a session that is not connected yet.
    *
-   * @param identity who this end is
-   * @param relay the relay of both ends
+   * @param identity the identity of this end
+   * @param relay the relay that both ends use
    * @param o clock, randomness, `signal` for all calls, `onEvent`, and the relay's host for invites
    * @throws a {@link TechnocoreError} `bad_option` if no identity or no relay is given
    */
@@ -241,11 +241,24 @@ export class Session implements Channel {
     this.#o = o;
     this.#http = meansOf(o);
     const self = checkObject(identity, 'an identity').publicKey;
-    // What is given in the wrong order would fail at some later call.
+    // Arguments in the wrong order would only fail in a later call.
     checkFunction(relay?.recv, 'relay.recv');
-    const no = { present: false, joined: false, initiator: false };
-    const none = { queue: [], outbox: [], inbox: [], frames: [] };
-    this.#s = { version: 1, self, state: 'none', why: '', topic: '', ...no, seq: 0n, floor: 0n, ...none };
+    this.#s = {
+      version: 1,
+      self,
+      state: 'none',
+      why: '',
+      topic: '',
+      present: false,
+      joined: false,
+      initiator: false,
+      seq: 0n,
+      floor: 0n,
+      queue: [],
+      outbox: [],
+      inbox: [],
+      frames: [],
+    };
   }
 
   /** The other end, as of the last call. Sends no request. */
@@ -261,7 +274,7 @@ export class Session implements Channel {
   }
 
   /**
-   * Opens a channel. Pass the invite to the other agent by a way that nobody else can read.
+   * Opens a channel. Pass the invite to the other agent in a way that nobody else can read.
    *
    * @param topic what the channel is about; the joiner sees it
    * @throws `BadState` if the session was opened or joined before
@@ -286,9 +299,9 @@ export class Session implements Channel {
   }
 
   /**
-   * Accepts an invite: takes the second seat, and sends the first handshake message. It uses the session's own relay, not
-   * the one in the invite, since a link holds neither scheme nor path of a relay. If the handshake message could not be
-   * sent, the seat is kept: `poll`, or `join` with the same invite, sends it again.
+   * Accepts an invite: takes the second seat, and sends the first handshake message. It uses the session's own relay,
+   * not the one in the invite, since a link holds neither the scheme nor the path of a relay. If the handshake message
+   * could not be sent, the seat is kept: `poll`, or `join` with the same invite, sends it again.
    *
    * @param invite the invite or its link
    * @throws a {@link BadInvite} if it is not an invite, or holds an unusable key; nothing was sent
@@ -320,14 +333,14 @@ export class Session implements Channel {
   }
 
   /**
-   * Sends a text. Before the handshake is finished it is queued, and sent right after it.
+   * Sends a text. Before the handshake is finished, the text is queued and sent right after it.
    *
    * @param text any text; may be empty
    * @returns `seq`: the number of the frame, or 0 if the text is queued
    * @throws a {@link SessionClosed} if the session is closed
    * @throws `CapacityReached` if 1,024 texts are queued already
-   * @throws a {@link RelayRefused} or `Unavailable`; the text may have arrived. Send the same text again: it arrives only
-   * once
+   * @throws a {@link RelayRefused} or `Unavailable`; the text may have arrived. It is safe to send the same text again:
+   * it arrives only once
    * @throws the signal's reason when it aborts
    */
   async send(text: string, o: Abortable = {}): Promise<{ seq: number }> {
@@ -351,10 +364,11 @@ export class Session implements Channel {
   }
 
   /**
-   * Returns the messages that have arrived, and waits for one for up to `waitMs`. Also carries out the handshake, and
-   * sends what is queued. If an error occurs after messages have arrived, they are returned, and the next poll throws it.
+   * Returns the messages that have arrived, and waits up to `waitMs` for one. Also performs the handshake, and sends
+   * what is queued. If an error occurs after messages have arrived, they are returned, and the next poll throws the
+   * error.
    *
-   * @param waitMs how long to wait, in milliseconds; default 0. Not limited by how long the relay holds a read
+   * @param waitMs how long to wait, in milliseconds; default 0. May be longer than the relay holds a read
    * @returns the messages, in order; none if nothing arrived
    * @throws a {@link RelayRefused} or `Unavailable` if the relay fails; `no-channel` is final, and closes the session
    * @throws a {@link HandshakeFailed} or `DecryptError` once for each frame that is not authentic; later frames are read
@@ -365,16 +379,16 @@ export class Session implements Channel {
     const { clock } = this.#http;
     return this.#turn('poll', signal, async () => {
       const { inbox } = this.#s;
-      // `|| 0` for what is not a number.
+      // `|| 0` handles NaN.
       const deadline = clock.now() + (Math.max(waitMs, 0) || 0);
-      // While somebody listens, the listening loop reads; here its messages are waited for.
+      // While there is a listener, its loop reads, and we only wait for messages.
       for (let left = waitMs; this.#listeners.size && !inbox.length && left > 0; left = deadline - clock.now()) {
         await clock.sleep(left, eitherOf(signal, this.#bell.signal)).catch(() => signal?.throwIfAborted());
       }
       if (!this.#listeners.size && !inbox.length && this.#problem === undefined) {
         await this.#gather(deadline, signal).catch((cause) => (this.#problem ??= cause));
       }
-      // A caller who aborted does not want to get the error at the next poll.
+      // A caller that aborted does not want the error in the next poll.
       const problem = this.#problem;
       if (!inbox.length || signal?.aborted) this.#problem = undefined;
       if (!inbox.length && problem !== undefined) throw problem;
@@ -405,7 +419,7 @@ export class Session implements Channel {
   /**
    * Passes JSON-RPC frames to a listener as they arrive. `serve` and `call` use it.
    *
-   * @returns a function that ends the listening
+   * @returns a function that removes the listener
    * @throws a {@link RelayRefused} `no-channel` before `open` or `join`
    */
   async listen(listener: Listener): Promise<() => void> {
@@ -420,8 +434,8 @@ export class Session implements Channel {
 
   /**
    * Closes the channel with an outcome, which the other end gets after everything sent before. The session is closed at
-   * once, whatever the relay does. If the outcome could not be sent, or cannot be before the handshake, the next `poll`
-   * sends it, or another `close`.
+   * once, whatever the relay does. If the outcome could not be sent, or the handshake is not finished, the next `poll`
+   * or another `close` sends it.
    *
    * @param outcome any text; may be empty
    * @throws a {@link SessionClosed} if texts were queued and no channel was ever opened for them
@@ -449,8 +463,8 @@ export class Session implements Channel {
   }
 
   /**
-   * Returns all that it takes to go on in another process: keys, seat, cursor, and what was not sent yet. Guard it like a
-   * private key. Resume it once only; even if it is resumed twice, no nonce is used twice.
+   * Returns everything needed to continue in another process: keys, seat, cursor, and what was not sent yet. Guard it
+   * like a private key. Resume it only once; even if it is resumed twice, no nonce is used twice.
    */
   save(): Uint8Array {
     if (this.#s.secret) this.#s.ephemeral ??= this.#http.random(32);
@@ -459,13 +473,13 @@ export class Session implements Channel {
   }
 
   /**
-   * Makes a session of what {@link Session.save} returned. Messages that arrived after saving are returned once more,
-   * since the relay still has them.
+   * Restores a session from {@link Session.save}. Messages that arrived after saving are returned once more, since the
+   * relay still has them.
    *
-   * @param state what was saved
+   * @param state the saved state
    * @param identity the same identity as before
    * @param relay the same relay as before
-   * @throws `BadKey` if it is not a saved session of this identity, or is damaged
+   * @throws `BadKey` if the state is damaged, or does not belong to this identity
    */
   static async resume(state: Uint8Array, identity: Identity, relay: Relay, o: SessionOptions = {}): Promise<Session> {
     const session = new Session(identity, relay, o);
@@ -473,18 +487,17 @@ export class Session implements Channel {
       const [, open = '', proof] = /^(.*),"proof":"([\w-]{43})"}$/s.exec(fromUtf8(state)!) ?? [];
       const text = `${open}}`;
       if (proof !== proofOf(text, identity)) throw new SyntaxError();
-      const saved: Saved = JSON.parse(text, unpack);
-      Object.assign(session.#s, saved);
+      const { keys, seat, secret } = Object.assign(session.#s, JSON.parse(text, unpack));
       session.#resumed = true;
-      if (saved.keys) session.#transport = createTransport(saved.keys);
-      else if (saved.seat) session.#shake(Secret.from(saved.secret!));
+      if (keys) session.#transport = createTransport(keys);
+      else if (seat) session.#shake(Secret.from(secret!));
     } catch (cause) {
       throw new BadKey('no saved session of this identity', cause);
     }
     return session;
   }
 
-  // Posts, polls and reads each go one after the other.
+  // Posts, polls and reads each run one after the other.
   #turn<T>(lane: 'post' | 'poll' | 'read', signal: AbortSignal | undefined, run: () => Promise<T>): Promise<T> {
     return this.#lanes.run(lane, run, signal);
   }
@@ -513,14 +526,14 @@ export class Session implements Channel {
 
   #unused(): void {
     const state = this.#alive();
-    if (state !== 'none') throw new BadState(state, 'pending', 'the session is in use already');
+    if (state !== 'none') throw new BadState(state, 'pending', 'the session is in use');
   }
 
   #shut(why: string): void {
     if (this.#s.state !== 'closed') Object.assign(this.#s, { state: 'closed', why });
   }
 
-  // Closed, and nothing is left to be sent to anybody.
+  // Closed, with nothing left to send.
   #over(): boolean {
     const { state, joined, queue, outbox } = this.#s;
     return state === 'closed' && !(joined && (queue.length || outbox.length));
@@ -536,7 +549,7 @@ export class Session implements Channel {
     if (message) this.#greet(message);
   }
 
-  // Begins the handshake; the initiator's message comes out of it.
+  // Starts the handshake. Returns the initiator's message.
   #shake(secret: Secret): Uint8Array | undefined {
     const { peer, initiator } = this.#s;
     const o = {
@@ -568,8 +581,8 @@ export class Session implements Channel {
       const chance = (bits: number): bigint => BigInt(Math.floor(randomFloat(random) * 2 ** bits));
       // The time and 20 random bits: above every number that a copy of the state may have used.
       const fresh = (BigInt(Math.floor(clock.now())) << 20n) + chance(20);
-      // If the clock was set back, or is centuries ahead, the time is no help, and the next number might be that of another
-      // copy: skip at random.
+      // If the clock was set back, or is centuries ahead, the time does not help, and another copy might use the next
+      // number, so skip at random.
       seq = fresh > seq && fresh >> 63n === 0n ? fresh : seq + RESUMED + chance(40);
       this.#resumed = false;
     }
@@ -584,13 +597,13 @@ export class Session implements Channel {
     this.#helloMs *= 2;
   }
 
-  // The outbox, then the queue. Runs in the turn of whoever posts.
+  // Posts the outbox, then the queue. Runs within a turn of the post lane.
   async #flush(signal: AbortSignal | undefined): Promise<void> {
     const { outbox, queue } = this.#s;
     if (this.#transport) outbox.push(...queue.splice(0).map((message) => this.#seal(message)));
     while (outbox.length) {
-      // A frame that the relay will never accept must not hold up the rest. Of other refusals, which may be those of a
-      // login page on the way, nothing queued is lost.
+      // A frame that the relay will never accept must not hold up the rest. Other refusals may come from a login page
+      // in between, so they lose nothing that is queued.
       await this.#post(outbox[0]!, signal).catch((cause) => {
         if (NEVER.has(cause?.status)) outbox.shift();
         throw cause;
@@ -599,7 +612,7 @@ export class Session implements Channel {
     }
   }
 
-  // Once a relay has forgotten a channel, the session is over.
+  // When the relay has forgotten the channel, the session is over.
   #lost(cause: unknown): never {
     if (isForgotten(cause)) {
       this.#shut('the relay forgot the channel');
@@ -608,7 +621,7 @@ export class Session implements Channel {
     throw cause;
   }
 
-  // Reads until something came, into inbox and problem.
+  // Reads into the inbox, and sets `#problem`, until there is something to return.
   #gather(deadline: number, signal?: AbortSignal, isPump = false): Promise<void> {
     return this.#turn('read', signal, async () => {
       const { outbox, queue, inbox, hello } = this.#s;
@@ -624,7 +637,7 @@ export class Session implements Channel {
       await post();
       try {
         for (;;) {
-          // Closed while we waited for something else: the bell has rung already, and will not ring again.
+          // Closed while we waited for something else: the bell has rung, and will not ring again.
           if (!wasOver && this.#over()) return;
           const bell = this.#bell.signal;
           const either = wasOver ? signal : eitherOf(signal, bell);
@@ -645,8 +658,8 @@ export class Session implements Channel {
           const { floor } = this.#s;
           const keyed = this.#take(frames);
           await post();
-          // A relay that answers early with nothing new (old frames, junk, or because it does not hold reads) must not
-          // cause a busy loop.
+          // A relay that answers early with nothing new (old frames, junk, or no long polling) must not cause a busy
+          // loop.
           const early = frames.length > 0 || clock.now() - start < Math.min(waitMs, 1000) * 0.9;
           const news = this.#s.floor > floor;
           this.#idle = early && !news ? this.#idle + 1 : 0;
@@ -659,19 +672,19 @@ export class Session implements Channel {
     });
   }
 
-  // Finds out, in parallel to a read, whether the other seat is taken. A handshake shows it as well.
+  // Checks, in parallel to a read, whether the other seat is taken. A handshake shows that as well.
   async #look(seat: Membership, signal: AbortSignal | undefined): Promise<void> {
     if (!this.#s.joined && (await this.#relay.members(seat, { signal }).catch(() => 0)) > 1) this.#s.joined = true;
     this.#s.present = this.#s.joined || this.#s.state === 'closed';
   }
 
-  // True when the handshake was finished.
+  // Returns true when the handshake was finished.
   #take(frames: Frame[]): boolean {
     let keyed = false;
     let tries = 0;
     for (const frame of frames) {
       const { seq, type, payload } = frame;
-      // Data that comes before the handshake is left alone: it is read again after it.
+      // Data that comes before the handshake is skipped, and read again after it.
       if (seq <= this.#s.floor || (type === 2 && !this.#transport)) continue;
       const name = (): string => `${seq} ${type} ${toHex(sha256(payload))}`;
       if (this.#junk.size && this.#junk.has(name())) continue;
@@ -680,8 +693,8 @@ export class Session implements Channel {
         if (type === 2) this.#accept(seq, this.#transport!.open(seq, payload));
         else if (type === 1 && this.#handshake) {
           this.#finish(this.#handshake, payload);
-          // The number of this frame is not authenticated. It is 1, unless somebody tampered with it; the frame may come
-          // again.
+          // The number of this frame is not authenticated. It is 1 unless somebody tampered with it, so the frame may
+          // come again.
           this.#s.floor = 1n;
           this.#junk.add(name());
           keyed = true;
@@ -693,7 +706,7 @@ export class Session implements Channel {
         this.#http.onEvent({ kind: 'skipped', seq: `${seq}`, cause });
       }
     }
-    // After the last one, begin again with the first: others may have arrived between those already tried.
+    // After the last one, start over with the first: others may have arrived between those already tried.
     this.#tried = tries > this.#tried + MAX_TRIES ? this.#tried + MAX_TRIES : 0;
     return keyed;
   }
@@ -718,7 +731,7 @@ export class Session implements Channel {
     Object.assign(this.#s, { floor: seq, hello: undefined });
     if (seq > floor + 1n) {
       onEvent({ kind: 'gap', expected: `${floor + 1n}`, got: `${seq}` });
-      // So many frames cannot be lost: the other end was resumed, and perhaps nothing is missing.
+      // That many frames cannot be lost: the other end was resumed, and perhaps nothing is missing.
       if (seq - floor < RESUMED) {
         const gap = new RingGap(this.room, Number(floor + 1n), Number(seq), 'overflow');
         this.#tell((listener) => listener.gap(gap));
@@ -727,7 +740,7 @@ export class Session implements Channel {
     const { kind, text } = unmarshalMessage(plain);
     const from = sha256(this.#s.peer!);
     if (kind === 'close') this.#shut('the other end closed it');
-    if (kind === 'say' && isRpc(text)) {
+    if (kind === 'say' && isJsonRpc(text)) {
       const frame = { from: `parley:${toBase64url(from)}`, text, room: this.room, seq: ++this.#count, nonce: `${seq}` };
       this.#tell((listener) => listener.message(frame));
       if (this.#listeners.size) return;
@@ -738,7 +751,7 @@ export class Session implements Channel {
     onEvent({ kind: 'skipped', seq: `${seq}`, reason: 'nobody reads' });
   }
 
-  // A listener that throws neither keeps anything from the others nor ends the session.
+  // A listener that throws affects neither the others nor the session.
   #tell(what: (listener: Listener) => void): void {
     for (const listener of [...this.#listeners]) {
       try {
@@ -749,7 +762,7 @@ export class Session implements Channel {
     }
   }
 
-  // Reads for listeners, until there are none or the channel is closed.
+  // Reads for the listeners until there are none or the channel is closed.
   async #pump(): Promise<void> {
     const step = async (waitMs: number): Promise<{ value?: boolean }> => {
       if (this.#over()) return { value: true };
@@ -764,7 +777,7 @@ export class Session implements Channel {
     };
     let cause: unknown;
     this.#pumping = true;
-    // A loop, for those who begin to listen while the last one leaves.
+    // A loop, since a listener may be added while the last one leaves.
     while (cause === undefined && this.#listeners.size) {
       try {
         for await (const isDone of poll(this.#http, step, { waitMs: MAX_WAIT_MS })) if (isDone) break;
@@ -780,15 +793,15 @@ export class Session implements Channel {
   }
 }
 
-// A skipped frame is no reason to stop.
+// A frame that was skipped is no reason to stop.
 function skip(cause: unknown): Received[] {
-  if (TechnocoreError.is(cause) && /^(?:handshake_failed|decrypt)$/.test(cause.code)) return [];
+  if (DecryptError.is(cause) || HandshakeFailed.is(cause)) return [];
   throw cause;
 }
 
 const sizeOf = (messages: readonly Message[]): number => messages.reduce((sum, { text }) => sum + text.length, 0);
 
-function isRpc(text: string): boolean {
+function isJsonRpc(text: string): boolean {
   if (text.length > MAX_FRAME) return false;
   const frame = decode(text);
   const first = Array.isArray(frame) ? frame[0] : frame;

@@ -1,5 +1,5 @@
 /**
- * Two agents that can each make only outbound requests call each other's methods, through rooms of a technocore.chat
+ * Lets two agents that can make only outbound requests call each other's methods through rooms of a technocore.chat
  * service: JSON-RPC 2.0, MCP 2026-07-28 tools and A2A tasks, in the clear or end-to-end encrypted.
  *
  * @remarks
@@ -17,7 +17,7 @@
  * Rooms and notes: {@link read}, {@link follow}, {@link say}, {@link verifyMessage}, {@link getNote}, {@link setNote},
  * {@link claimRoom}.
  *
- * What can go wrong: {@link TechnocoreError} and its classes. Options of everything: {@link Options}.
+ * Errors: {@link TechnocoreError} and its subclasses. Common options: {@link Options}.
  *
  * @packageDocumentation
  */

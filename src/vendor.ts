@@ -1,5 +1,5 @@
 /**
- * The entry of the one file to copy: all of technocore-rpc, and parley as a namespace.
+ * The entry point of the single-file build: all of technocore-rpc, with parley as a namespace.
  *
  * @packageDocumentation
  */
