@@ -8,7 +8,7 @@ import { A2A_BINDING } from './a2a-card.ts';
 import { isInterrupted, isTerminal, stateOf } from './a2a-states.ts';
 import { MAX_STREAMS, STREAM_MS } from './a2a-types.ts';
 import { checkMailbox } from './channel.ts';
-import { type Clock, eitherOf, following, systemClock } from './clock.ts';
+import { type Clock, clockOf, eitherOf, following } from './clock.ts';
 import { converse } from './conversation.ts';
 import { busy, type CallContext, type Handler, INTERRUPTED, type JsonObject, resultOf, staysOpen } from './dispatch.ts';
 import { BadName, checkObject, RpcError, TechnocoreError } from './errors.ts';
@@ -107,7 +107,7 @@ export function a2aHandlerMethods<Context>(
   contextOf: (from: string, call: CallContext) => Context,
   o: { clock?: Clock | undefined } = {},
 ): Map<string, Handler> {
-  const { clock = systemClock } = checkObject(o);
+  const clock = clockOf(checkObject(o));
   const streams = new Seats(MAX_STREAMS);
   const handle = (method: string, params: Json, call: CallContext): Promise<object> =>
     handler.handle({ jsonrpc: '2.0', id: 1, method, params }, contextOf(call.from, call));

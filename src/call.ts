@@ -5,7 +5,7 @@
  */
 import { type Channel, isChannel, limitOf } from './channel.ts';
 import { converse, type Handling } from './conversation.ts';
-import { resultOf, rpcNotification } from './dispatch.ts';
+import { paramsOf, resultOf, rpcNotification } from './dispatch.ts';
 import { checkText } from './errors.ts';
 import { encodeWithin, type Json } from './frames.ts';
 import { type Options, transportOf } from './http.ts';
@@ -78,8 +78,8 @@ export async function call<T = any>(
  * @param method the name of the method
  * @param params an object or an array; undefined for none
  * @param signer the sender's key
- * @throws a {@link FrameTooLong}, {@link BadName} or {@link TechnocoreError} (`no_mailbox`, `bad_text`, `bad_frame`)
- * before anything is sent
+ * @throws a {@link FrameTooLong}, {@link BadName} or {@link TechnocoreError} (`no_mailbox`, `bad_params`, `bad_text`,
+ * `bad_frame`) before anything is sent
  * @throws what {@link Signer.say} throws
  */
 export async function notify(
@@ -89,7 +89,7 @@ export async function notify(
   signer: Signer,
   o: Options = {},
 ): Promise<void> {
-  const text = encodeWithin(rpcNotification(checkText(method, 'the method'), params), limitOf(to));
+  const text = encodeWithin(rpcNotification(checkText(method, 'the method'), paramsOf(params)), limitOf(to));
   const t = transportOf(o);
   if (isChannel(to)) await to.send(text, o.signal ? { signal: o.signal } : {});
   else await saySigned(t, signer, await mailboxOf(t, to, o), text, o.signal);

@@ -4,7 +4,7 @@
  *
  * @module
  */
-import { BadName } from './errors.ts';
+import { BadName, checkChoice } from './errors.ts';
 import { type Feed, feedOf, type Listener } from './feed.ts';
 import { compact, isObject, MAX_TEXT } from './frames.ts';
 import { budgetOf, Joint, type Options, retrying, sharedOf, type Transport, transportOf } from './http.ts';
@@ -226,6 +226,14 @@ export function doubtMailbox(t: Transport, room: string, key: SigningKey): void 
 }
 
 /**
+ * Checks the option `latency`.
+ *
+ * @internal
+ * @throws a {@link TechnocoreError} `bad_option` if it is neither `fast` nor `frugal`
+ */
+export const checkLatency = (o: { readonly latency?: unknown }): void => checkChoice(o, 'latency', ['fast', 'frugal']);
+
+/**
  * Makes a channel of two mailboxes: frames are written to one and read from the other. {@link call} makes one by itself.
  *
  * @param to the mailbox to write to
@@ -240,7 +248,9 @@ export function mailboxes(
   signer: Signer,
   o: Options & { latency?: 'fast' | 'frugal' | undefined } = {},
 ): Channel {
-  return mailboxPair(transportOf(o), signer, to, replyTo, o.latency);
+  const t = transportOf(o);
+  checkLatency(o);
+  return mailboxPair(t, signer, to, replyTo, o.latency);
 }
 
 /** @internal {@link mailboxes} */

@@ -3,6 +3,7 @@
  *
  * @module
  */
+import { checkFunction, checkObject } from './errors.ts';
 import { getOrMake } from './maps.ts';
 
 /** The library's source of time. Pass your own to run it in simulated time. */
@@ -32,6 +33,18 @@ export const systemClock: Clock = {
       const forget = onAbort(signal, done);
     }),
 };
+
+/**
+ * The option `clock`, by default the system clock.
+ *
+ * @throws a {@link TechnocoreError} `bad_option` if it is not a {@link Clock}
+ */
+export function clockOf({ clock = systemClock }: { readonly clock?: Clock | undefined }): Clock {
+  const { now, sleep } = checkObject(clock, 'the option clock');
+  checkFunction(now, 'now of the option clock');
+  checkFunction(sleep, 'sleep of the option clock');
+  return clock;
+}
 
 interface Waiting {
   readonly runs: Set<() => void>;

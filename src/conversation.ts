@@ -5,9 +5,9 @@
  * @module
  */
 import { isBatchable, sendBatched } from './batch.ts';
-import { type Channel, doubtMailbox, isChannel, limitOf, type Sent } from './channel.ts';
+import { type Channel, checkLatency, doubtMailbox, isChannel, limitOf, type Sent } from './channel.ts';
 import { type Clock, following, OVER } from './clock.ts';
-import { classify, INTERRUPTED, type JsonObject, rpcRequest } from './dispatch.ts';
+import { classify, INTERRUPTED, type JsonObject, paramsOf, rpcRequest } from './dispatch.ts';
 import {
   CallTimeout,
   checkNumbers,
@@ -41,7 +41,7 @@ const ANSWER_MS = 10_000;
  * that: it will know better by the next.
  */
 const MAX_RAISED = 3;
-/** How far ahead of our clock a nonce may be that a server asks for, ms: as for those that the service asks for. */
+/** How far ahead of our clock a nonce may be that a server asks for, ms. */
 const MAX_AHEAD_MS = 86_400_000;
 /** The most spilled answers of one key that a call looks at in vain. */
 const MAX_SPILLED_FRAMES = 4;
@@ -88,14 +88,14 @@ export async function converse(
   o.signal?.throwIfAborted();
   checkSigner(signer);
   checkNumbers(o, ['timeoutMs', 'retry']);
+  checkLatency(o);
   if (o.timeoutMs === 0)
     throw new TechnocoreError('bad_option', 'the option timeoutMs must be a number of milliseconds above 0');
+  if (o.id !== undefined) checkText(o.id, 'the option id');
   checkText(method, 'the method');
-  if (params !== undefined && (typeof params !== 'object' || params === null)) {
-    throw new TechnocoreError('bad_params', 'params must be an object or an array, or left out');
-  }
+  const asked = { to, method, params: paramsOf(params) };
   try {
-    await new Conversation(t, { to, method, params }, signer, o, handling).run();
+    await new Conversation(t, asked, signer, o, handling).run();
   } catch (cause) {
     throw withCallers(cause);
   }

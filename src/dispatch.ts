@@ -8,7 +8,15 @@
  *
  * @module
  */
-import { type BadState, checkFunction, checkNumbers, checkObject, RpcError, TechnocoreError } from './errors.ts';
+import {
+  type BadState,
+  checkFunction,
+  checkNumbers,
+  checkObject,
+  checkText,
+  RpcError,
+  TechnocoreError,
+} from './errors.ts';
 import { isObject, type Json, MAX_TEXT, stringify } from './frames.ts';
 import type { Clock, Options } from './http.ts';
 import { getOrMake } from './maps.ts';
@@ -43,9 +51,20 @@ export function rpcRequest(id: Id, method: string, params?: Json): JsonObject {
 }
 
 /** A notification frame. */
-export function rpcNotification(method: string, params?: Json | object): JsonObject {
-  // `object` admits interfaces, which have no index signature. The encoder rejects what is not JSON.
-  return params === undefined ? { jsonrpc: '2.0', method } : { jsonrpc: '2.0', method, params: params as Json };
+export function rpcNotification(method: string, params?: Json): JsonObject {
+  return params === undefined ? { jsonrpc: '2.0', method } : { jsonrpc: '2.0', method, params };
+}
+
+/**
+ * The params of a request or notification as JSON would carry them.
+ *
+ * @throws a {@link TechnocoreError} `bad_params` if they are neither an object nor an array; `bad_frame` if JSON cannot
+ * carry them
+ */
+export function paramsOf(params: unknown): Json | undefined {
+  if (params === undefined) return undefined;
+  if (typeof params === 'object' && params !== null) return toJson(params);
+  throw new TechnocoreError('bad_params', 'params must be an object or an array, or left out');
 }
 
 /** A success response. */
@@ -136,7 +155,13 @@ export function resultOf(response: unknown): Json {
  * @throws a {@link TechnocoreError} `bad_frame` if it is cyclic, holds a BigInt, or has no JSON form
  */
 export function toJson(value: unknown): Json {
-  return isPlain(value, 64) ? (value as Json) : JSON.parse(stringify(value));
+  let plain = false;
+  try {
+    plain = isPlain(value, 64);
+  } catch {
+    // A getter or a proxy threw. If it does so again, `stringify` says so.
+  }
+  return plain ? (value as Json) : JSON.parse(stringify(value));
 }
 
 function isPlain(value: unknown, depth: number): boolean {
@@ -420,7 +445,10 @@ export class Call implements CallContext {
 
   /** A getter, so that `({ notify }) => …` works and calls that send no notification create no closure. */
   get notify(): (method: string, params?: Json | object) => void {
-    return (method, params) => void this.#send(this.#outer.tell ?? this.#outer.emit, rpcNotification(method, params));
+    return (method, params) => {
+      const frame = rpcNotification(checkText(method, 'the method'), paramsOf(params));
+      void this.#send(this.#outer.tell ?? this.#outer.emit, frame);
+    };
   }
 
   get limit(): number {
@@ -499,6 +527,23 @@ function isThenable(value: unknown): value is PromiseLike<unknown> {
   return typeof value === 'object' && value !== null && typeof (value as { then?: unknown }).then === 'function';
 }
 
+const NONE: Map<string, any> = new Map();
+
+/**
+ * The maps of methods and tools among the options; an empty one for one that is not there.
+ *
+ * @throws a {@link TechnocoreError} `bad_option` if one is not a Map
+ */
+function registriesOf(o: DispatcherOptions): { methods: Map<string, Handler>; tools: Map<string, Layered> } {
+  const { methods = NONE, tools = NONE } = o;
+  // Not `instanceof`: it may be a Map of another realm.
+  if (typeof methods?.get !== 'function')
+    throw new TechnocoreError('bad_option', 'the option methods must be a Map of handlers by name');
+  if (typeof tools?.get !== 'function')
+    throw new TechnocoreError('bad_option', 'the option tools must be a Map of tools by name');
+  return { methods, tools };
+}
+
 class JsonRpc implements Dispatcher {
   readonly #o: DispatcherOptions;
   readonly #methods: ReadonlyMap<string, Handler>;
@@ -507,11 +552,7 @@ class JsonRpc implements Dispatcher {
 
   constructor(o: DispatcherOptions) {
     this.#o = o;
-    this.#methods = o.methods ?? new Map();
-    if (typeof this.#methods.get !== 'function')
-      throw new TechnocoreError('bad_option', 'the option methods must be a Map of handlers by name');
-    if (o.tools !== undefined && typeof o.tools.get !== 'function')
-      throw new TechnocoreError('bad_option', 'the option tools must be a Map of tools by name');
+    this.#methods = registriesOf(o).methods;
     checkNumbers(o, ['pageSize']);
   }
 
@@ -530,7 +571,12 @@ class JsonRpc implements Dispatcher {
         return rpcError(this.#errorId(undefined), PARSE_ERROR, 'Parse error');
       }
     }
-    return Array.isArray(value) ? this.#batch(value, context) : this.#one(value, context);
+    try {
+      return await (Array.isArray(value) ? this.#batch(value, context) : this.#one(value, context));
+    } catch {
+      // Text cannot cause this: the frame is an object with a getter, or a proxy, that throws.
+      return rpcError(this.#errorId(undefined), INVALID_REQUEST, 'Invalid Request');
+    }
   }
 
   acts(frame: unknown): boolean {
@@ -679,7 +725,6 @@ export function createDispatcher(o: DispatcherOptions = {}): Dispatcher {
   return new JsonRpc(o);
 }
 
-const NONE: Map<string, any> = new Map();
 const shared = new WeakMap<Map<string, Handler>, WeakMap<Map<string, Layered>, Dispatcher>>();
 
 /**
@@ -691,7 +736,7 @@ export function dispatch(
   context?: DispatchContext,
   o: DispatcherOptions = {},
 ): Promise<Json | undefined> {
-  const { methods = NONE, tools = NONE } = o;
+  const { methods, tools } = registriesOf(o);
   const byTools = getOrMake(shared, methods, () => new WeakMap<Map<string, Layered>, Dispatcher>());
   return getOrMake(byTools, tools, () => createDispatcher(o)).dispatch(frame, context);
 }

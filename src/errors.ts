@@ -118,6 +118,16 @@ export function checkFunctions<T extends object>(o: T, names: readonly (keyof T 
 }
 
 /**
+ * Checks that an option, where given, is one of these words. A misspelt one would silently be taken for the default.
+ *
+ * @throws a {@link TechnocoreError} `bad_option` if it is anything else
+ */
+export function checkChoice<T extends object>(o: T, name: keyof T & string, choices: readonly string[]): void {
+  if (o[name] === undefined || (choices as readonly unknown[]).includes(o[name])) return;
+  throw new TechnocoreError('bad_option', `the option ${name} must be one of ${choices.join(', ')}`);
+}
+
+/**
  * Checks that the named options, where given, are non-negative numbers. A string, such as one from the environment,
  * would be concatenated to a time instead of added. An option without its unit, such as the `timeout` of other
  * libraries, would be silently ignored.

@@ -5,9 +5,10 @@
  * @module
  */
 import { Budget } from './budget.ts';
-import { type Clock, following, later, OVER, onAbort, randomFloat, systemClock } from './clock.ts';
+import { type Clock, clockOf, following, later, OVER, onAbort, randomFloat } from './clock.ts';
 import {
   BadName,
+  checkChoice,
   checkFunctions,
   checkObject,
   checkText,
@@ -102,8 +103,8 @@ export function environmentUrl(): string | undefined {
  * The transport that the options describe.
  *
  * @throws a {@link BadName} if `base` is not an http or https address
- * @throws a {@link TechnocoreError} `bad_option` if the options are not an object, or if `signal` or a function option
- * has the wrong type
+ * @throws a {@link TechnocoreError} `bad_option` if the options are not an object, or if `signal`, `clock`, `lane` or a
+ * function option is not of its type
  */
 export function transportOf(o: Options = {}): Transport {
   const means = meansOf(o);
@@ -134,18 +135,19 @@ function transportAt(means: Transport, address: string, what: string, wanted: st
  * Like {@link transportOf}, for functions that need a clock, random bytes or a listener, but no service. It ignores the
  * address and shares nothing with other transports.
  *
- * @throws a {@link TechnocoreError} `bad_option` if the options are not an object, or if `signal` or a function option
- * has the wrong type
+ * @throws a {@link TechnocoreError} `bad_option` if the options are not an object, or if `signal`, `clock`, `lane` or a
+ * function option is not of its type
  */
 export function meansOf(o: Options): Transport {
   // A transport may outlive a call, so it must not retain the other options, such as a signal or a ledger.
-  const { onEvent, random, fetch = globalThis.fetch, clock = systemClock, lane = 'auto' } = checkObject(o);
+  const { onEvent, random, fetch = globalThis.fetch, lane = 'auto' } = checkObject(o);
   checkFunctions(o, ['onEvent', 'random', 'fetch']);
+  checkChoice(o, 'lane', ['auto', 'get', 'post']);
   signalOf(o);
   return {
     base: '',
     fetch,
-    clock,
+    clock: clockOf(o),
     random: random ?? ((n) => globalThis.crypto.getRandomValues(new Uint8Array(n))),
     lane,
     onEvent: (event) => {

@@ -8,9 +8,9 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { AddressInfo, Socket } from 'node:net';
 import { concat, utf8 } from './bytes.ts';
-import { checkObject, TechnocoreError, Unavailable } from './errors.ts';
+import { type Clock, clockOf } from './clock.ts';
+import { checkChoice, checkFunctions, checkObject, checkText, TechnocoreError, Unavailable } from './errors.ts';
 import { systemCode } from './files.ts';
-import { type Clock, systemClock } from './http.ts';
 import { type Limits, type LocalStats, limitsOf, Parking } from './local-limits.ts';
 import { RelayService } from './local-relay.ts';
 import { oversized, RoomService } from './local-rooms.ts';
@@ -60,7 +60,7 @@ export interface LocalService {
    *
    * @param port the port; default 0, any free one
    * @param host the address to listen on; default `127.0.0.1`
-   * @throws `TechnocoreError` `no_port` if the port is not available
+   * @throws `TechnocoreError` `no_port` if the port is not available; `bad_option` if it is not a port
    * @throws `Unavailable` if the platform cannot listen
    */
   listen(port?: number, host?: string): Promise<Listening>;
@@ -81,7 +81,7 @@ type Handle = (request: Incoming) => Outgoing | Promise<Outgoing>;
  * itself.
  *
  * @param o the release to behave as, limits, clock and randomness
- * @throws `TechnocoreError` `bad_option` if the options or limits are not objects
+ * @throws `TechnocoreError` `bad_option` if an option is not of its type
  * @example
  * ```ts
  * import { read, Signer } from 'technocore-rpc';
@@ -101,8 +101,10 @@ type Handle = (request: Incoming) => Outgoing | Promise<Outgoing>;
  * ```
  */
 export function createLocalService(o: LocalOptions = {}): LocalService {
-  const profile = checkObject(o).profile ?? 'modern';
-  const clock = o.clock ?? systemClock;
+  const { profile = 'modern' } = checkObject(o);
+  checkChoice(o, 'profile', ['modern', '0.7']);
+  checkFunctions(o, ['random']);
+  const clock = clockOf(o);
   const limits = limitsOf(profile, o.limits);
   const stats: LocalStats = {
     requests: 0,
@@ -129,7 +131,12 @@ export function createLocalService(o: LocalOptions = {}): LocalService {
   return {
     fetch: client('local'),
     client,
-    listen: (port = 0, host = '127.0.0.1') => listen(handle, port, host, limits, stats),
+    async listen(port = 0, host = '127.0.0.1') {
+      // A text would be the name of a socket in the file system.
+      if (!Number.isInteger(port) || port < 0 || port > 65_535)
+        throw new TechnocoreError('bad_option', 'the port must be a whole number from 0 to 65535');
+      return listen(handle, port, checkText(host, 'the host'), limits, stats);
+    },
     stats,
     age: (name, ms) => rooms.store.age(name, ms),
   };

@@ -8,7 +8,7 @@
  * @module
  */
 import { equalBytes, fromBase64url, fromUtf8, toBase64url, utf8 } from './bytes.ts';
-import { type Clock, later, systemClock } from './clock.ts';
+import { type Clock, clockOf, later } from './clock.ts';
 import { hmacSha256, randomBytes } from './crypto.ts';
 import {
   badParams,
@@ -178,7 +178,7 @@ class McpLayer implements Layer {
   constructor(o: DispatcherOptions) {
     this.#o = o;
     this.tools = (o.tools ?? new Map()) as Map<string, Tool>;
-    this.clock = o.clock ?? systemClock;
+    this.clock = clockOf(o);
     this.#serverInfo = { [SERVER_INFO]: o.serverInfo ?? SELF };
   }
 

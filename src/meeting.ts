@@ -7,7 +7,15 @@
  * @module
  */
 import { toBase64url, utf8 } from './bytes.ts';
-import { checkMailbox, type Incoming, type Listener, openMailbox, type SendOptions, type Sent } from './channel.ts';
+import {
+  checkLatency,
+  checkMailbox,
+  type Incoming,
+  type Listener,
+  openMailbox,
+  type SendOptions,
+  type Sent,
+} from './channel.ts';
 import { following } from './clock.ts';
 import { sha256 } from './crypto.ts';
 import { addresseeOf, e2eAccept, e2eOffer, isOffer } from './e2e.ts';
@@ -124,6 +132,7 @@ export async function connectSealed(
   const t = transportOf(o);
   const { clock } = t;
   checkNumbers(o, ['timeoutMs']);
+  checkLatency(o);
   const timeoutMs = o.timeoutMs ?? 30_000;
   const deadline = clock.now() + timeoutMs;
   o.signal?.throwIfAborted();

@@ -9,7 +9,7 @@
  * @module
  */
 import { concat, toBase64url, utf8 } from './bytes.ts';
-import type { Channel, Incoming, Listener, SendOptions, Sent } from './channel.ts';
+import { type Channel, checkLatency, type Incoming, type Listener, type SendOptions, type Sent } from './channel.ts';
 import { aesGcm, sha256 } from './crypto.ts';
 import { checkKey, e2eOpen, e2eSeal, e2eSplit, MAX_SEALED } from './e2e.ts';
 import { BadName, FrameTooLong } from './errors.ts';
@@ -319,6 +319,7 @@ export function sealed(
 ): SealedChannel {
   checkSigner(signer);
   const t = transportOf(o);
+  checkLatency(o);
   if (o.peer !== undefined && !isDid(o.peer)) throw new BadName(o.peer, 'not a did:key');
   return new SealedLine(new Seal(t, room, key, signer), o.peer, NONE, o.latency);
 }

@@ -11,6 +11,7 @@ import { toHex, utf8 } from './bytes.ts';
 import {
   beginningOf,
   type Channel,
+  checkLatency,
   checkMailbox,
   type Incoming,
   isChannel,
@@ -213,6 +214,7 @@ class Server implements Listener {
   constructor(t: Transport, mailbox: string | Channel, signer: Signer, o: ServeOptions) {
     this.#t = t;
     this.#signer = signer;
+    checkLatency(o);
     this.stagger = o.latency !== 'frugal';
     this.#o = o;
     this.#channel = isChannel(mailbox) ? mailbox : undefined;

@@ -116,6 +116,42 @@ test.each(NUMBERS)('the option %s is a number', async (name, run) => {
     await expect(async () => run({ [name]: wrong })).rejects.toMatchObject(error);
 });
 
+/** A misspelt word would be taken for the default. */
+const CHOICES: [name: string, run: (o: object) => unknown][] = [
+  ['lane', (more) => L.say('p-x', 'ann', 'text', { ...o, ...more })],
+  ['latency', (more) => L.call('mb-p-x', 'm', {}, alice, { ...reply, ...more })],
+  ['latency', (more) => L.mailboxes('mb-p-x', 'mb-p-y', alice, { ...o, ...more })],
+  ['latency', (more) => L.serve('mb-p-x', alice, { ...o, ...more })],
+  ['latency', (more) => L.sealed('p-x', key, alice, { ...o, ...more })],
+  ['latency', (more) => L.connectSealed(alice.did, alice, { ...o, ...more })],
+  ['profile', (more) => (local as any).createLocalService(more)],
+];
+
+test.each(CHOICES)('the option %s is one of a few words', async (name, run) => {
+  const error = { code: 'bad_option', message: expect.stringContaining(`the option ${name} must be one of`) };
+  for (const wrong of ['0.7.0', 'Fast', '', 5, null, ['get']])
+    await expect(async () => run({ [name]: wrong })).rejects.toMatchObject(error);
+});
+
+test.each([
+  ['read', (clock) => L.read('p-x', { ...o, clock })],
+  ['createLocalService', (clock) => (local as any).createLocalService({ clock })],
+  ['tools', (clock) => L.createDispatcher({ tools: L.tools, clock }).dispatch('[]')],
+  ['HttpRelay', (clock) => new (parley as any).HttpRelay('http://x', { clock })],
+  ['a2aHandlerMethods', (clock) => (bridge as any).a2aHandlerMethods({}, () => {}, { clock })],
+] as [string, (clock: unknown) => unknown][])('%s takes nothing for a clock that is none', async (_name, run) => {
+  const error = { code: 'bad_option', message: expect.stringContaining('the option clock') };
+  for (const wrong of [null, 5, {}, { now: () => 5 }, { now: 5, sleep: async () => {} }, () => 5, Date])
+    await expect(async () => run(wrong)).rejects.toMatchObject(error);
+});
+
+test('the local service listens on a port, and not on a file of that name', async () => {
+  const { listen } = local.createLocalService();
+  for (const wrong of ['x', '0', -1, 1.5, 65_536, Number.NaN, null, {}])
+    await expect(listen(wrong as any)).rejects.toMatchObject({ code: 'bad_option', message: /the port/ });
+  await expect(listen(0, 5 as any)).rejects.toMatchObject({ code: 'bad_text', message: /the host/ });
+});
+
 test.each(SERVED)('serve refuses the option %s: %j', async (name, wrong) => {
   const error = { code: 'bad_option', message: expect.stringContaining(`the option ${name}`) };
   await expect(L.serve('mb-p-x', alice, { ...o, [name]: wrong })).rejects.toMatchObject(error);

@@ -104,6 +104,11 @@ describe.each(PROFILES)('a call, %s', (profile) => {
 
   test('fault 40: what can be known to fail sends nothing', async () => {
     const w = parties(profile);
+    const broken: any = {
+      get a() {
+        throw new Error('a getter');
+      },
+    };
     const refused: [Promise<unknown>, object | string][] = [
       [w.ask('m', {}, {}, 'lobby'), { code: 'bad_name' }],
       [w.ask('m', {}, {}, 'mb-x y'), { code: 'bad_name' }],
@@ -115,6 +120,12 @@ describe.each(PROFILES)('a call, %s', (profile) => {
       ],
       [w.ask('m', 7), { code: 'bad_params' }],
       [w.ask('m', null), { code: 'bad_params' }],
+      [notify(BOX, 'm', 7 as any, client, w.o), { code: 'bad_params' }],
+      [notify(BOX, 'm', null as any, client, w.o), { code: 'bad_params' }],
+      [w.ask('m', broken), { code: 'bad_frame' }],
+      [notify(BOX, 'm', broken, client, w.o), { code: 'bad_frame' }],
+      // A number would never be found in the answer.
+      [w.ask('m', {}, { id: 5 as any }), { code: 'bad_text', message: expect.stringContaining('the option id') }],
       [w.ask('m', { text: 'x'.repeat(4096) }), { code: 'frame_too_long', limit: 4096 }],
       [w.ask('m', { n: 1n }), { code: 'bad_frame' }],
       [w.ask('m', {}, { signal: AbortSignal.abort('now') }), 'now'],

@@ -1,4 +1,5 @@
 import { readFileSync } from 'node:fs';
+import { runInNewContext } from 'node:vm';
 import { describe, expect, test, vi } from 'vitest';
 import {
   badParams,
@@ -304,6 +305,17 @@ describe('errors', () => {
     ]) {
       expect(await d.dispatch(frame)).toMatchObject({ id: null, error: { code: expect.any(Number) } });
     }
+    const thrower = (): never => {
+      throw new Error('from the frame');
+    };
+    for (const frame of [
+      Object.defineProperty({ jsonrpc: '2.0', id: 1 }, 'method', { get: thrower }),
+      new Proxy({}, { get: thrower, has: thrower }),
+      [rpcRequest(1, 'ping7'), Object.defineProperty({}, 'method', { get: thrower })],
+    ]) {
+      for (const on of [d, createDispatcher({ methods: specMethods, tools: new Map() })])
+        expect(await on.dispatch(frame)).toMatchObject({ error: { code: -32600 } });
+    }
     const nested = `${'['.repeat(2048)}${']'.repeat(2048)}`;
     expect(await d.dispatch(nested)).toMatchObject([{ error: { code: -32600 } }]);
     expect(await d.dispatch(`{"jsonrpc":"2.0","id":1,"method":"ping7","params":${nested}}`)).toEqual(rpcResult(1, 7));
@@ -384,6 +396,25 @@ describe('what a handler is told', () => {
     ]);
     expect(await ask((_, { notify }) => notify('into the void'))).toEqual(rpcResult(1, null));
   });
+
+  test('notify takes no params that JSON-RPC does not know', async () => {
+    for (const wrong of [5, null, 'text', () => 1, { n: 1n }]) {
+      const caught = vi.fn();
+      const emit = vi.fn();
+      await ask(
+        async (_, { notify }) =>
+          void (await Promise.resolve()
+            .then(() => notify('tick', wrong as any))
+            .catch(caught)),
+        undefined,
+        { emit },
+      );
+      expect(caught).toHaveBeenCalledWith(
+        expect.objectContaining({ code: expect.stringMatching(/^bad_(params|frame)$/) }),
+      );
+      expect(emit).not.toHaveBeenCalled();
+    }
+  });
 });
 
 describe('marks', () => {
@@ -428,6 +459,20 @@ describe('marks', () => {
       rpcResult(1, 'secret'),
     );
   });
+});
+
+test('methods and tools are Maps, of any realm', async () => {
+  const frame = rpcRequest(1, 'm');
+  const methods = runInNewContext('new Map([["m", () => 5]])');
+  expect(await dispatch(frame, {}, { methods })).toEqual(rpcResult(1, 5));
+  expect(await createDispatcher({ methods }).dispatch(frame)).toEqual(rpcResult(1, 5));
+  for (const name of ['methods', 'tools']) {
+    for (const wrong of [null, 5, 'm', {}, [['m', () => 5]], { m: () => 5 }]) {
+      const error = { code: 'bad_option', message: expect.stringContaining(`the option ${name} must be a Map`) };
+      await expect(async () => createDispatcher({ [name]: wrong })).rejects.toMatchObject(error);
+      await expect(async () => dispatch(frame, {}, { [name]: wrong })).rejects.toMatchObject(error);
+    }
+  }
 });
 
 test('methods may come and go', async () => {
