@@ -220,9 +220,10 @@ export function beginningOf(t: Transport, room: string, key: SigningKey): Place 
   return first;
 }
 
-/** Called when no answer came: the line may be gone together with its room, so the next call looks for it again. */
+/** Called when no answer came: the line may be gone together with its room, so the next call looks for both again. */
 export function doubtMailbox(t: Transport, room: string, key: SigningKey): void {
   openedOf(t).delete(`${room} ${key.did}`);
+  feedOf(t, room).doubt();
 }
 
 /**

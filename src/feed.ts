@@ -309,6 +309,11 @@ export class Feed {
     this.#idleSince = this.#t.clock.now();
   }
 
+  /** Called when what was expected did not come: the room may have been recreated while nobody read it. */
+  doubt(): void {
+    this.#cursor.doubt();
+  }
+
   /**
    * Checks whether the room was recreated, as some other read of it suggests. Once the new room has more messages than
    * the old one, our own reads may no longer notice.

@@ -157,8 +157,8 @@ export class RoomCursor {
   /** The number of empty reads in a row. */
   #empties = 0;
   /**
-   * The place before a long silence. What came after it may belong to a recreated room; the next empty read checks
-   * that.
+   * The place before a long silence, a failure or another doubt. What came after it may belong to a recreated
+   * room; the next empty read checks that.
    */
   #doubted: Place | undefined;
   /** The place was set from outside and has not been compared with the room yet. */
@@ -227,7 +227,16 @@ export class RoomCursor {
     // A place set from outside is compared with the room before the cursor waits there.
     if (this.#unchecked) return readView(this.#t, this.room, { limit: MAX_LIMIT }, signal);
     const since = this.#hasExpired ? 0 : this.since!;
-    return readView(this.#t, this.room, { since, limit: MAX_LIMIT, waitMs }, signal);
+    return readView(this.#t, this.room, { since, limit: MAX_LIMIT, waitMs }, signal).catch((cause) => {
+      // The service may have been restarted, and have lost its rooms; even generations then begin anew.
+      if (Unavailable.is(cause)) this.doubt();
+      throw cause;
+    });
+  }
+
+  /** Called when something suggests that the room was recreated: the next empty read checks that. */
+  doubt(): void {
+    this.#doubted ??= this.place;
   }
 
   /** Reads once and returns what is new. No message is returned twice. */
@@ -268,8 +277,7 @@ export class RoomCursor {
     if (view.lastSeq < since) return this.restart(signal);
     // Without generations, a service echoes even the cursor of a room that is gone; only a read without a cursor shows
     // the tail.
-    if (this.generation !== undefined) return undefined;
-    if (++this.#empties % PROBE_EVERY !== 0 && !this.#doubted) return undefined;
+    if (!this.#doubted && (this.generation !== undefined || ++this.#empties % PROBE_EVERY !== 0)) return undefined;
     const batch = await this.restart(signal, this.#doubted);
     // Only now, since the read may have failed.
     this.#doubted = undefined;

@@ -9,13 +9,14 @@ import { encode } from '../src/frames.ts';
 import { transportOf } from '../src/http.ts';
 import { publishIdentity } from '../src/identity.ts';
 import type { CallOptions } from '../src/line.ts';
+import { createLocalService } from '../src/local.ts';
 import { acceptSealed, connectSealed } from '../src/meeting.ts';
 import { identityNote } from '../src/names.ts';
 import { setNote } from '../src/notes.ts';
 import { read, say } from '../src/rooms.ts';
 import { type ServeOptions, serve } from '../src/serve.ts';
 import type { Signer } from '../src/signer.ts';
-import { broken, faulty, isSay, PROFILES, type Profile, signer, type World, world } from './support.ts';
+import { broken, FREE, faulty, isSay, PROFILES, type Profile, signer, type World, world } from './support.ts';
 import { settled } from './virtual-clock.ts';
 
 const client = signer(1);
@@ -642,6 +643,28 @@ describe.each(PROFILES)('a call, %s', (profile) => {
     await say('elsewhere', 'a', 'runs the reaper', w.o);
     await eve.say(MINE, 'another room', w.o);
     expect(await w.run(work)).toMatchObject({ code: 'ring_gap', reason: 'recreated' });
+  });
+
+  test('a service that lost its rooms between two calls: one of the next two is answered', async () => {
+    const w = parties(profile);
+    let reach: typeof fetch = w.o.fetch;
+    const way =
+      (): typeof fetch =>
+      (...args) =>
+        reach(...args);
+    const other = { ...w.other, fetch: way() };
+    const stop = await served({ ...w, other });
+    const o = { fetch: way(), timeoutMs: 15_000 };
+    for (let n = 0; n < 5; n++) expect(await w.run(w.ask('echo', { n }, o))).toEqual({ n });
+    const { fetch: anew } = createLocalService({ profile, clock: w.clock, limits: FREE });
+    // Only the server, whose read is under way, notices that the service was away.
+    reach = () => Promise.reject(broken());
+    await w.clock.advance(15_000);
+    reach = anew;
+    const outcomes: unknown[] = [];
+    for (let n = 0; n < 2; n++) outcomes.push(await w.run(w.ask('echo', { n }, o).catch((e) => e)));
+    expect(outcomes).toContainEqual({ n: expect.any(Number) });
+    await stop();
   });
 
   test('fault 33: the answer comes though nobody can say whether the request was written', async () => {

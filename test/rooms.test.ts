@@ -2,6 +2,7 @@ import { getEventListeners } from 'node:events';
 import { describe, expect, test } from 'vitest';
 import { MayHaveLanded, RingGap, StaleNonce, Unavailable } from '../src/errors.ts';
 import { type Options, transportOf } from '../src/http.ts';
+import { createLocalService } from '../src/local.ts';
 import type { Message } from '../src/messages.ts';
 import { follow, RoomCursor, read, say, saySigned } from '../src/rooms.ts';
 import { broken, faker, faulty, isSay, PROFILES, signer, until, view, type World, world } from './support.ts';
@@ -188,6 +189,27 @@ describe.each(PROFILES)('reading, %s', (profile) => {
       const epochs = w.kinds().filter((kind) => kind === 'epoch');
       for (let i = 0; i < 8; i++) await look();
       expect([epochs.length, w.kinds().filter((kind) => kind === 'epoch').length]).toEqual([1, 1]);
+    },
+  );
+
+  test.each([0, 2, 5])(
+    'fault 48: a service that came back without its rooms is noticed at once, after %i messages',
+    async (n) => {
+      const w = world(profile);
+      for (let i = 0; i < 3; i++) await say('x', 'a', `${i}`, w.o);
+      let reach: typeof fetch = w.o.fetch;
+      const o = { ...w.o, fetch: ((...args) => reach(...args)) as typeof fetch };
+      const cursor = new RoomCursor(transportOf(o), 'x');
+      await cursor.toTail();
+      reach = () => Promise.reject(broken());
+      await expect(cursor.next(0)).rejects.toThrow(Unavailable);
+      await w.clock.advance(1000);
+      reach = createLocalService({ profile, clock: w.clock }).fetch;
+      for (let i = 0; i < n; i++) await say('x', 'a', `new ${i}`, o);
+      const batches = [await cursor.next(0), await cursor.next(0)].map(({ value }) => value);
+      expect(batches.find((batch) => batch?.gap)?.gap).toMatchObject({ reason: 'recreated' });
+      const seen = batches.flatMap((batch) => batch?.messages ?? []).map(({ text }) => text);
+      expect([...new Set(seen)].sort()).toEqual([...Array(n).keys()].map((i) => `new ${i}`));
     },
   );
 
