@@ -146,8 +146,9 @@ async function verifySignature(params: unknown, context?: CallContext): Promise<
  * others. Register yours here, by name.
  *
  * Initially it holds `census/latest`, with the params `{ list? }` (1 to 50) and a {@link Census} as result;
- * `technocore/verify`, with the params `{ did, sig, canonical }` or `{ room, message }` and the result `{ valid,
- * reason? }`; and, only for callers inside this process, `message/send`, `tasks/get`, `tasks/advance` and `tasks/list`.
+ * `technocore/verify`, with the params `{ did, sig, canonical }` or `{ room, message }` and the result
+ * `{ valid, reason? }`; and, only for callers inside this process, `message/send`, `tasks/get`, `tasks/advance` and
+ * `tasks/list`.
  */
 export const methods: Map<string, Handler> = new Map<string, Handler>([
   ['census/latest', census],
