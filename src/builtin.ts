@@ -287,13 +287,13 @@ export function createDispatcher(o?: DispatcherOptions): Dispatcher {
 }
 
 /**
- * Answers one frame without a transport: a parsed request, a batch, or the text of either. Uses a dispatcher that is made
- * once for each pair of `methods` and `tools`; without options, the default ones. To end subscriptions or abort handlers,
- * make a dispatcher with {@link createDispatcher} instead. Never rejects over what the frame holds.
+ * Answers one frame without a transport: a parsed request, a batch, or the text of either. Uses a dispatcher that is
+ * cached for each pair of `methods` and `tools`; without options, the default ones. To end subscriptions or abort
+ * handlers, make a dispatcher with {@link createDispatcher} instead. Never rejects because of the frame.
  *
- * @param frame from anywhere; nothing about it needs to be checked before
+ * @param frame an untrusted frame; nothing about it needs to be checked first
  * @param context who calls, and where frames before the answer go; without `from`, a call from inside this process
- * @returns the answer; undefined if nothing is to be sent back
+ * @returns the answer; undefined if nothing should be sent back
  *
  * @example
  * ```ts
@@ -309,21 +309,21 @@ export function dispatch(frame: unknown, context?: DispatchContext, o?: Dispatch
 }
 
 /**
- * Serves methods and MCP tools to everybody who writes requests into a mailbox or a channel, until `o.signal` aborts.
- * Answers are signed and go to the caller's mailbox. A handler runs once for one (caller, id); nothing that a stranger
- * writes ends the server.
+ * Serves methods and MCP tools to everybody who writes requests to a mailbox or a channel, until `o.signal` aborts.
+ * Answers are signed and go to the caller's mailbox. A handler runs once per (caller, id); nothing that anybody writes
+ * ends the server.
  *
- * @param mailbox a room whose name begins with `mb-`, or a {@link Channel}. Rooms are shared by the whole service: choose
- * a name that nobody else takes, such as `mb-p-` and something random
- * @param signer the server's key; callers who know its DID accept answers from it alone
- * @param o what is served (default: {@link methods} and {@link tools}, both unless one is given), who may call, how many
- * handlers run at a time, and what is kept across restarts
- * @returns resolves after the signal has aborted and what was begun is answered, within `drainMs`
+ * @param mailbox a room whose name begins with `mb-`, or a {@link Channel}. All users of the service share its rooms:
+ * choose a name that nobody else uses, such as `mb-p-` and something random
+ * @param signer the server's key; callers that know its DID accept only answers from it
+ * @param o what to serve (default: {@link methods} and {@link tools}, both unless one is given), who may call, how many
+ * handlers run at a time, and what is kept across restarts: see {@link ServeOptions}
+ * @returns resolves after the signal has aborted and the requests that were begun are answered, within `drainMs`
  * @throws a {@link BadName} if the room is not a mailbox
  * @throws a {@link BadKey} if no signer is given
  * @throws a {@link TechnocoreError} `bad_option` if options contradict each other or a handler is not a function;
  * `already_served` if another call serves the same mailbox with the same key in this process, unless both set `claim`
- * @throws what opening and reading the mailbox throws, unless it may pass: {@link Forbidden}, {@link RoomBudget} …
+ * @throws what opening and reading the mailbox throws, unless it is transient: {@link Forbidden}, {@link RoomBudget} …
  * @example
  * ```ts
  * import { methods, serve, Signer } from 'technocore-rpc';

@@ -1,6 +1,6 @@
 /**
- * Conversations: the life of a request, from placing the read cursor before it is written, to its answer or to the error
- * that says what happened.
+ * Conversations: the life of a request, from placing the read cursor before it is written to its answer, or to the
+ * error that says what happened.
  *
  * @module
  */
@@ -28,39 +28,39 @@ import { FRAME_MEMBER, MAX_SPILLED, spilledBytes } from './spill.ts';
 
 /** The default timeout of a call, ms. */
 const TIMEOUT_MS = 30_000;
-/** To how many times the timeout signs of life can extend it. */
+/** How many times longer than the timeout a call can become through signs of life. */
 const MAX_TIMES = 10;
 /**
- * The share of a call's time, and the most ms, that its write must leave for the answer. A server has no larger budget
- * than we have: where our write has to wait, its write will have to as well.
+ * How much of a call's time its write must leave for the answer: this share, but at most that many ms. A server's
+ * budget is no larger than ours: if our write has to wait, so will its write.
  */
 const ANSWER_SHARE = 0.25;
 const ANSWER_MS = 10_000;
 /**
- * How often a request is signed anew. A server that read the first one late asks for a nonce that is too low by as much as
- * that: it will know better by the next.
+ * How often a request is signed again. A server that read the first one late asks for a nonce that is too low by the
+ * same amount; it will know better the next time.
  */
 const MAX_RAISED = 3;
 /** How far ahead of our clock a nonce may be that a server asks for, ms. */
 const MAX_AHEAD_MS = 86_400_000;
-/** The most spilled answers of one key that a call looks at in vain. */
+/** How many unusable spilled answers from one key a call reads. */
 const MAX_SPILLED_FRAMES = 4;
-/** The most keys whose spilled answers a call looks at. */
+/** From how many keys a call reads spilled answers. */
 const MAX_SPILLERS = 16;
-/** The most answers of one key that wait for a spilled one before them. */
+/** How many answers from one key can wait for a spilled one before them. */
 const MAX_BEHIND = 256;
 
 /**
- * What a frame means to a conversation: its end (`done`), a sign of life that extends the timeout once (`alive`) or by so
- * many ms (a number), or nothing (undefined).
+ * What a frame means to a conversation: its end (`done`), a sign of life that extends the timeout once (`alive`) or by
+ * that many ms (a number), or nothing (undefined).
  */
 export type Taken = 'done' | 'alive' | number | undefined;
 
 /** How the answers to a request are handled. */
 export interface Handling {
-  /** Gets responses with the request's id, and every notification of the peer. What it throws ends the call. */
+  /** Called with responses to the request, and with every notification from the peer. If it throws, the call ends. */
   take(frame: JsonObject, kind: 'response' | 'notification'): Taken;
-  /** To how much signs of life can extend the timeout, ms; default ten times the timeout. */
+  /** How long a call may become through signs of life, ms; default ten times the timeout. */
   maxMs?: number | undefined;
   /** Whether the other side is known to read requests that are too long for a message. */
   spills?: boolean;
@@ -71,7 +71,7 @@ export interface Handling {
 }
 
 /**
- * Sends a request, and passes what the other side sends about it to `take` until that returns `done`.
+ * Sends a request, and passes what the other side sends in response to `take` until that returns `done`.
  *
  * @internal
  * @throws what `call` throws
@@ -101,7 +101,7 @@ export async function converse(
   }
 }
 
-/** What is asked, and of whom. */
+/** A request and its addressee. */
 interface Asked {
   readonly to: string | Channel;
   readonly method: string;
@@ -109,10 +109,10 @@ interface Asked {
 }
 
 /**
- * The least length of the message for a request, with the shortest id that we could give it. Checked before anything is
- * sent.
+ * The minimum length of the message for a request, with the shortest id that we could give it. Checked before anything
+ * is sent.
  *
- * @throws `FrameTooLong` if even that cannot be sent
+ * @throws a {@link FrameTooLong} if even that cannot be sent
  */
 function shortestOf({ to, method, params }: Asked, signer: Signer, o: CallOptions, spills: boolean): number {
   const reads = !isChannel(to) || to.spill !== undefined;
@@ -124,10 +124,10 @@ function shortestOf({ to, method, params }: Asked, signer: Signer, o: CallOption
   return MAX_TEXT;
 }
 
-/** The timeout of a call. Counted by sleeping, so that setting the clock neither ends a call nor prolongs it. */
+/** The timeout of a call. Measured by sleeping, so that setting the clock neither ends nor prolongs a call. */
 class Patience {
   readonly begun: number;
-  /** When it ends, ms, by the clock as it is set now. */
+  /** When it ends, as clock time, ms. */
   deadline: number;
   readonly #clock: Clock;
   readonly #timeoutMs: number;
@@ -138,7 +138,7 @@ class Patience {
   #extension: AbortController | undefined;
 
   /**
-   * @param soon called a little before the end, with the clock time at which that comes unless it is extended
+   * @param soon called a little before the end, with the clock time of the end unless it is extended
    * @param over called at the end
    */
   constructor(
@@ -159,7 +159,7 @@ class Patience {
     void this.#endAfter(timeoutMs, stop, () => !this.#extension);
   }
 
-  /** Moves the end to `ms` from now, but after the first time never beyond `maxMs` from the beginning. */
+  /** Moves the end to `ms` from now, but after the first time never beyond `maxMs` from the start. */
   extend(ms: number): void {
     if (!this.#extension) {
       // The clock may have been set meanwhile.
@@ -172,7 +172,7 @@ class Patience {
     this.deadline = this.#clock.now() + ms;
   }
 
-  /** Cancels what an extension waits for. */
+  /** Cancels the timers of an extension. */
   stop(): void {
     this.#extension?.abort(OVER);
   }
@@ -199,7 +199,7 @@ class Conversation implements Waiting {
   readonly #o: CallOptions;
   readonly #handling: Handling;
   readonly #timeoutMs: number;
-  /** The characters that the request takes of a message, at least. */
+  /** The minimum length of the request, in characters. */
   readonly #chars: number;
   readonly #retries: number;
   /** Aborts with the error that ends the conversation. */
@@ -218,26 +218,28 @@ class Conversation implements Waiting {
   #attempt = 0;
   /** Ends the pause before the next attempt. */
   #pause: AbortController | undefined;
-  /** The answer to the present attempt may be lost. */
+  /** The answer to the current attempt may be lost. */
   #isLost = false;
-  /** The nonces above which the request was signed anew, as the server asked. */
+  /** The nonces above which the request was signed again, as the server asked. */
   readonly #raised: number[] = [];
   #sent: Sent | undefined;
-  /** True while the response to the write of an attempt is not there. */
+  /** True until the service has answered the write of an attempt. */
   #isWriting = true;
-  /** When the request was last written, ms by the service's clock, if that is known. */
+  /** When the request was last written, ms by the service's clock, if known. */
   #writtenAt: number | undefined;
-  /** What was lost last while an attempt was being written, and before when it was written. */
+  /** The last loss reported while an attempt was being written, with the `before` of {@link lost}. */
   #lostEarly: [cause: unknown, before: number | undefined] | undefined;
-  /** If no answer comes, thrown instead of a timeout: a write that may have landed, or an answer that cannot be read. */
+  /** Thrown instead of a timeout if no answer comes: a write that may have landed, or an answer that cannot be read. */
   #doubt: unknown;
-  /** If no answer comes, its cause: another key answered. */
+  /** The cause of a timeout if another key answered. */
   #impostor: TechnocoreError | undefined;
-  /** What the server of the mailbox last said in its presence note. */
+  /** The last presence note of the mailbox's server. */
   #seen: Presence | undefined;
-  /** How many spilled answers were looked at in vain, or are being looked at, by sender. */
+  /** How many spilled answers were read in vain, or are being read, by sender. */
   readonly #spilled = new Map<string, number>();
-  /** The answers that came after a spilled one while that is read, by sender: parts of a stream have an order. */
+  /**
+   * The answers that arrived while an earlier spilled one is being read, by sender: parts of a stream have an order.
+   */
   readonly #behind = new Map<string, [frame: JsonObject, kind: 'response' | 'spilled', at: number | undefined][]>();
 
   constructor(t: Transport, asked: Asked, signer: Signer, o: CallOptions, handling: Handling) {
@@ -280,7 +282,7 @@ class Conversation implements Waiting {
       this.#line = line;
       this.#room = channel.room;
       this.#isShared = o.batch === true && replyTo !== undefined && isBatchable(method, params);
-      // For lack of better knowledge, the answer is expected to be as long as the request.
+      // The answer is assumed to be as long as the request.
       ends.push(await inbox.enter(channel, this.#isShared ? this.#chars / MAX_TEXT : 1, signal));
       const id = this.#id || inbox.mint(this.#signer, line.epoch());
       this.#id = id;
@@ -291,7 +293,7 @@ class Conversation implements Waiting {
       inbox.wait(id, this);
       ends.push(() => inbox.forget(id));
       this.#handling.begin?.(id);
-      // If the server is in this process, the answer is written out of our own budget: announce it now.
+      // If the server is in this process, the answer uses our own budget: announce it now.
       if (!this.#isShared && replyTo !== undefined && isServedHere(t, this.#room)) {
         ends.push(budgetOf(t, 'write').announce(`to ${replyTo}`));
       }
@@ -308,25 +310,25 @@ class Conversation implements Waiting {
     }
   }
 
-  /** Writes the request, and again as often as wanted while no answer comes, until it is answered. */
+  /** Writes the request, and repeats it up to `retry` times, until it is answered. */
   async #ask(): Promise<void> {
     const { clock, onEvent } = this.#t;
     const [room, id] = [this.#room, this.#id];
-    // The service takes only five copies of a text a minute.
+    // The service takes only five copies of a text per minute.
     const interval = Math.max(this.#timeoutMs / (this.#retries + 1), this.#retries > 4 ? 15_000 : 0);
     for (; this.#attempt <= this.#retries; this.#attempt++) {
       this.#isWriting = true;
       try {
         const sending = this.#send();
         sending.catch(() => {});
-        // The answer may come before the response to the write, and that may never come.
+        // The answer may come before the response to the write, which may never come.
         const arrived = await Promise.race([sending, this.#finished]);
         if (!arrived) return;
         this.#sent = arrived;
         this.#writtenAt = arrived.at;
         this.#doubt = undefined;
       } catch (cause) {
-        // If it may have landed, the answer would tell: wait for it.
+        // If it may have landed, an answer will tell, so wait for it.
         if (TechnocoreError.is(cause) && cause.code === 'may_have_landed') this.#doubt = cause;
         else if (this.#attempt === 0 || this.#stop.signal.aborted) throw cause;
         else onEvent({ kind: 'retry', room, id, cause, afterMs: interval });
@@ -361,7 +363,7 @@ class Conversation implements Waiting {
   }
 
   /**
-   * Signs and sends the request anew: our clock is behind, and the server cannot know what was signed before it began.
+   * Signs and sends the request again: our clock lags, and the server cannot know what was signed before it started.
    */
   async #sendAnew(nonce: string): Promise<void> {
     const { clock, onEvent } = this.#t;
@@ -372,13 +374,13 @@ class Conversation implements Waiting {
       await this.#signer.raiseNonce(room, nonce, clock);
       this.#sent = await this.#send();
     } catch (cause) {
-      // An answer to what was sent meanwhile may still come.
+      // An answer to a later attempt may still come.
       if (this.#attempt === 0) this.#stop.abort(cause);
       else onEvent({ kind: 'retry', room, id, cause, afterMs: 0 });
     }
   }
 
-  // --- what comes
+  // --- answers and notifications
 
   take(frame: JsonObject, kind: 'response' | 'notification' | 'spilled', from: string, at?: number): void {
     const [room, line] = [this.#room, this.#line];
@@ -390,7 +392,7 @@ class Conversation implements Waiting {
       this.#t.onEvent({ kind: 'refused', id: this.#id, room, from, reason: 'an answer from another key' });
       this.#impostor = new TechnocoreError(
         'other_key',
-        `${from} answered, but only an answer of ${line.peer} counts (option peer)`,
+        `${from} answered, but only an answer from ${line.peer} counts (option peer)`,
       );
       return;
     }
@@ -402,7 +404,7 @@ class Conversation implements Waiting {
     else this.#accept(frame, kind, from, at);
   }
 
-  /** @returns whether it means anything to the call */
+  /** @returns whether the frame means anything to the call */
   #accept(frame: JsonObject, kind: 'response' | 'notification', from: string, at?: number): boolean {
     const nonce = kind === 'response' ? nonceAsked(frame, this.#t.clock.now(), at) : undefined;
     if (nonce !== undefined && this.#raised.length < MAX_RAISED && Number(nonce) > (this.#raised.at(-1) ?? 0)) {
@@ -423,15 +425,15 @@ class Conversation implements Waiting {
   }
 
   /**
-   * The answer may be among lost messages. The next attempt gets the one that the server kept; without one it is an
-   * error. So what is lost while an attempt is being written counts once it is known when it was.
+   * Messages were lost, possibly including the answer. The next attempt gets the answer that the server stored; without
+   * another attempt, it is an error. A loss that is reported during a write counts once the time of the write is known.
    */
   lost(cause: unknown, before?: number | undefined): void {
     if (this.#isWriting) {
       this.#lostEarly = [cause, before];
       return;
     }
-    // What was written before the request was last written cannot be the answer to that.
+    // A message written before the last attempt cannot be its answer.
     if (before !== undefined && this.#writtenAt !== undefined && before < this.#writtenAt) return;
     this.#isLost = true;
     if (this.#attempt < this.#retries) this.#pause?.abort(OVER);
@@ -446,7 +448,7 @@ class Conversation implements Waiting {
     const { channel, peer } = this.#line;
     const [room, id, { signal }] = [this.#room, this.#id, this.#stop];
     const count = this.#spilled.get(from) ?? 0;
-    // Counted by key, so that others cannot use up what the right one may send.
+    // Counted by key, so that others cannot use up the right key's share.
     if (!channel.spill || count >= MAX_SPILLED_FRAMES || (count === 0 && this.#spilled.size >= MAX_SPILLERS)) return;
     this.#spilled.set(from, count + 1);
     this.#behind.set(from, []);
@@ -462,7 +464,7 @@ class Conversation implements Waiting {
       if (signal.aborted) return;
       this.#t.onEvent({ kind: 'refused', id, room, from, reason: 'a spilled answer that cannot be read', cause });
       if (from === peer) this.lost(cause);
-      // While the peer is not known, the right answer may still come from another key.
+      // While the peer is unknown, the right answer may still come from another key.
       else this.#doubt ??= cause;
     } finally {
       const behind = this.#behind.get(from)!;
@@ -471,9 +473,9 @@ class Conversation implements Waiting {
     }
   }
 
-  // --- what if nothing comes
+  // --- timeouts
 
-  /** Reads the server's presence note, for the timeout that is due soon. */
+  /** Reads the server's presence note, for a timeout that is due soon. */
   async #lookFor(by: number): Promise<void> {
     const line: Line | undefined = this.#line;
     if (line?.replyTo !== undefined) this.#seen = await presenceOf(this.#t, this.#room, line.peer, by);
@@ -500,7 +502,7 @@ class Conversation implements Waiting {
       return ['no-answer', `its server, ${seen.did}, was seen at ${at}; it is busy, or has stopped since; ${PATIENCE}`];
     }
     if (line?.pins.has(this.#room)) {
-      return ['no-answer', `it answered earlier, but whether a server runs there now is not known; ${PATIENCE}`];
+      return ['no-answer', `it answered earlier, but whether a server runs there now is unknown; ${PATIENCE}`];
     }
     if (this.#sent?.alone) {
       return [
@@ -508,19 +510,19 @@ class Conversation implements Waiting {
         `nobody else had ever written to that room; check its name, and whether its server was started; for one that starts later, ${AGAIN}`,
       ];
     }
-    return ['no-answer', `whether a server runs there is not known; ${PATIENCE}`];
+    return ['no-answer', `whether a server runs there is unknown; ${PATIENCE}`];
   }
 }
 
-/** Advice to callers of a server that is not there yet, or is slow. */
+/** Advice to callers of a server that has not started yet, or is slow. */
 const AGAIN = 'the option retry repeats the request';
 const PATIENCE = `the option timeoutMs allows more time, and ${AGAIN}`;
 
 /**
- * The nonce above which a server asks us to sign the request again, because it refused it as possibly old.
+ * The nonce above which a server asks us to sign the request again, because the request may be old.
  *
- * @param at when the refusal was written, ms. A server began before that, so a later nonce is an attempt to make us sign
- * ahead
+ * @param at when the refusal was written, ms. The server started before that, so a later nonce is an attempt to make us
+ * sign ahead
  */
 function nonceAsked({ error }: JsonObject, now: number, at: number = now): string | undefined {
   const { code, data } = isObject(error) ? error : {};

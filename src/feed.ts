@@ -1,6 +1,6 @@
 /**
- * Feeds: one read loop for each room, shared by all who listen to it, which runs while anybody does. It decides when to
- * read. On a service that wakes its readers only twice a second, that decides how long a call takes.
+ * Feeds: one read loop per room, shared by all listeners, which runs while there are any. It decides when to read,
+ * which on a service that wakes its readers only twice a second determines how long a call takes.
  *
  * @module
  */
@@ -12,24 +12,24 @@ import { isDid, isNonce } from './names.ts';
 import { type Batch, PATIENCE_MS, type Place, RoomCursor } from './rooms.ts';
 import { learnLimits } from './service.ts';
 
-/** A message as a {@link Channel} delivers it. */
+/** A message as delivered by a {@link Channel}. */
 export interface Incoming {
-  /** The writer, proved by a signature or by encryption; `''` if it is not proved. */
+  /** The writer, proved by a signature or by encryption; `''` if unproved. */
   readonly from: string;
   /** The text, untrusted; {@link decode} tells whether it is a frame. */
   readonly text: string;
-  /** The room or session through which it came. */
+  /** The room or session it came through. */
   readonly room: string;
   /** Its position there. */
   readonly seq: number;
-  /** Decimal digits that rise with every message of one writer, so that a replayed message is recognized. */
+  /** Decimal digits that rise with every message from one writer, so that a replayed message is recognized. */
   readonly nonce?: string | undefined;
   /** When it was written, in milliseconds since the epoch by the service's clock. */
   readonly at?: number | undefined;
 }
 
 /**
- * Emits an event about a message that is ignored: `refused` by a rule of ours, or `skipped`.
+ * Emits an event about an ignored message: `refused` by one of our rules, or `skipped`.
  *
  * @param why the reason, or what was thrown
  */
@@ -42,21 +42,21 @@ export function drop(
   t.onEvent({ kind, room, seq, from, ...why });
 }
 
-/** What listens to a {@link Channel}. Its methods must return soon and must not throw. */
+/** A listener on a {@link Channel}. Its methods must return quickly and must not throw. */
 export interface Listener {
-  /** Called with each message, in order, our own included. */
+  /** Called with each message in order, including our own. */
   message(m: Incoming): void;
   /**
-   * Called when messages were lost. Those after them may have been delivered already.
+   * Called when messages were lost. Later ones may have been delivered already.
    *
-   * @param before when the first message after them was written, in milliseconds since the epoch by the service's clock;
-   * undefined if that is not known
+   * @param before when the first message after the lost ones was written, in milliseconds since the epoch by the
+   * service's clock; undefined if unknown
    */
   gap(gap: RingGap, before?: number): void;
   /**
    * Called when the room was recreated, before the messages of the new room are delivered.
    *
-   * @param goesOn whether their `seq` continues from that of the old room
+   * @param goesOn whether the `seq` continues from the old room
    */
   renewed?(goesOn: boolean): void;
   /** Called with the reason when nothing more will come. */
@@ -64,21 +64,22 @@ export interface Listener {
   /** How many messages are likely to come soon; default 0. The more, the longer reads let them gather. */
   expects?(): number;
   /**
-   * Whether messages come unasked, as to a server. Then a second read, half a step after the first, halves their latency.
+   * Whether messages come unprompted, as to a server. Then a second read, half a step after the first, halves their
+   * latency.
    */
   readonly stagger?: boolean | undefined;
-  /** Whether it waits for answers to what is sent through the channel: then it is better to look for them than to park. */
+  /** Whether it waits for answers to what is sent through the channel: then probing for them beats parking a read. */
   readonly awaits?: boolean | undefined;
 }
 
 const SIGS = {};
 
 /**
- * The author of a message as far as it is proved: by its signature, or by the word of a service that keeps no signatures;
- * `''` if it is not.
+ * The author of a message, as proved by its signature, or as stated by a service that keeps no signatures; `''` if
+ * unproved.
  */
 export function authorOf(t: Transport, room: string, m: Message): string {
-  // A nonce orders what a key wrote: with one that is not a number, a message has no author.
+  // A nonce orders what a key wrote, so a message with a malformed nonce has no author.
   if (!isDid(m.from) || (m.nonce !== undefined && !isNonce(m.nonce))) return '';
   const base = sharedOf(t, SIGS, () => ({ keepsSigs: false }));
   const verdict = verifyMessage(room, m);
@@ -91,41 +92,43 @@ export function authorOf(t: Transport, room: string, m: Message): string {
   return m.from;
 }
 
-/** Where readers are woken in steps: when to read after a write of ours, ms. After these, reads are parked. */
+/** When to read after one of our writes if readers are woken in steps, ms. After these probes, reads are parked. */
 export const PROBES_MS: readonly number[] = [175, 290];
-/** How long a parked read is put off for the write that a new listener is there for, ms. */
+/** How long a parked read is deferred for the write that a new listener is about to make, ms. */
 const EXPECT_MS = 1500;
 /** How long after the first of two parked reads the second is parked, ms: half a step. */
 export const STAGGER_MS = 250;
 /** How far the two may drift from that, ms. */
 const DRIFT_MS = 50;
-/** How long the second read is left out after it was answered early, as one read too many for this address, ms. */
+/** How long the second read is omitted after an early answer showed that it was too many for this address, ms. */
 const STAGGER_PAUSE_MS = 600_000;
-/** How many reads of one address the service parks (wire: the fifth is answered at once). */
+/** How many reads per address the service parks; it answers the fifth at once. */
 const PARKED = 4;
 const READS = {};
 /** The share of the read budget that must be left for a probe. */
 const PROBE_SHARE = 0.25;
 /** The share of the read budget that must be left for a second parked read. */
 const STAGGER_SHARE = 0.4;
-/** The age up to which a cursor that nobody used goes on where it was, ms. Beyond, the backlog is not worth reading. */
+/** How old an unused cursor may be and still be resumed, ms. Beyond that, the backlog is not worth reading. */
 const WARM_MS = 30_000;
 
 /**
- * How long to let messages gather before the next read, learned from how they come: in a burst, each message would
- * otherwise cost a read. Those who exchange one message at a time never wait for it.
+ * Learns how long to let messages gather before the next read: in a burst, each message would otherwise cost a read.
+ * Peers that exchange one message at a time are never delayed.
  */
 class Gathering {
-  /** How many messages a pause should gather: rises while they come, and falls to what came when they do not. */
+  /**
+   * How many messages a pause should gather: rises while they come, and falls to the actual number when they do not.
+   */
   #want = 1;
-  /** The time between two messages of this burst, ms. */
+  /** The time between two messages in this burst, ms. */
   #apart = 0;
   #isMeasured = false;
   #isOn = false;
   #wasShort = false;
   #pauseMs = 0;
 
-  /** The pause before the first read, ms: if many answers are due, the first one alone is not worth a read. */
+  /** The pause before the first read, ms: if many answers are due, the first alone is not worth a read. */
   firstMs(expected: number): number {
     const apartMs = this.#isMeasured ? this.#apart * MARGIN : APART_MS;
     return expected >= MANY ? Math.min(expected * apartMs, PAUSE_MS) : 0;
@@ -134,7 +137,7 @@ class Gathering {
   /**
    * The pause before the next read, ms.
    *
-   * @param messages what the last read brought, at least one
+   * @param messages what the last read returned, at least one
    * @param took how long it was held, ms
    * @param expected how many more are likely to come
    */
@@ -147,9 +150,9 @@ class Gathering {
     this.#isOn = expected >= (this.#want > 1 ? 2 : FEW);
     const isShort = this.#pauseMs > 0 && came <= this.#want / 2;
     if (!this.#isOn) this.#want = 1;
-    // How many answers are due is known; of requests, only that there are many.
+    // The number of answers due is known; for requests, only that there are many.
     else if (came >= this.#want) this.#want = Math.min(Number.isFinite(expected) ? expected : 16 * came, MAX_GATHERED);
-    // Only the second time in a row: once may be because the other side gathers as well.
+    // Only the second time in a row: once may be because the other side gathers, too.
     else if (isShort && this.#wasShort) this.#want = came;
     this.#wasShort = isShort && !this.#wasShort;
     const gathered = Math.min(this.#want, expected);
@@ -167,28 +170,28 @@ class Gathering {
   }
 }
 
-/** How many messages must be expected for a burst to begin. */
+/** How many messages must be expected for a burst to start. */
 const FEW = 5;
-/** A pause is made a little too long: that costs less than a read for the few that it would miss. */
+/** Pauses are a little too long: that costs less than a read for the few messages that they would miss. */
 const MARGIN = 1.25;
-/** How many calls at once are a burst before the first answer comes. */
+/** How many calls at once count as a burst before the first answer comes. */
 const MANY = 16;
-/** The assumed time between two answers until it is known, ms. */
+/** The assumed time between two answers until it is measured, ms. */
 const APART_MS = 4;
-/** The most messages that a pause between two reads is meant to gather. */
+/** How many messages a pause between two reads is meant to gather at most. */
 const MAX_GATHERED = 64;
 /** The longest pause of a short burst, ms. */
 const PAUSE_MS = 250;
 /** The longest pause of any burst, ms. */
 const MAX_PAUSE_MS = 1000;
-/** Messages that are this far apart are no burst, ms. */
+/** Messages that are this far apart are not a burst, ms. */
 const FAR_MS = 30;
-/** How many messages a pause must be likely to gather, to make up for the wait of the first one. */
+/** How many messages a pause must be likely to gather to justify delaying the first one. */
 const WORTH = 4;
 
 /**
- * The median time between two messages, ms: if both sides gather, messages come in heaps, which an average would blur. If
- * the service's clock cannot tell most of them apart, the average, at most a millisecond.
+ * The median time between two messages, ms: if both sides gather, messages come in clusters, which an average would
+ * blur. If the service's clock cannot tell most of them apart, the average, at most a millisecond.
  */
 function usualGap(messages: Message[]): number {
   const times = messages.map(({ ts }) => Date.parse(ts));
@@ -200,25 +203,23 @@ function usualGap(messages: Message[]): number {
 /** How to listen to a feed. */
 export interface Listening {
   signal?: AbortSignal | undefined;
-  /** Where to begin; default: with messages that come from now on. */
+  /** Where to start; default: with messages from now on. */
   from?: Place | undefined;
-  /**
-   * Whether messages come after writes of which {@link Feed.nudge} tells, so that it is better to read then than to park.
-   */
+  /** Whether messages follow writes announced by {@link Feed.nudge}, so that probing then beats parking a read. */
   nudged?: boolean;
 }
 
 interface Registration {
   readonly listener: Listener;
   readonly nudged: boolean;
-  /** Its own place, while it lacks messages that the others have got. */
+  /** Its own place, while it lacks messages that the other listeners have. */
   behind: Place | undefined;
 }
 
 /** The feed of one room: one read loop for all its listeners. */
 export class Feed {
   readonly #t: Transport;
-  /** How many reads all feeds of the transport keep parked. */
+  /** How many reads the feeds of this transport keep parked. */
   readonly #reads: { parked: number };
   readonly #cursor: RoomCursor;
   readonly #gathering = new Gathering();
@@ -227,9 +228,9 @@ export class Feed {
   #starting: Joint<void> | undefined;
   #place: Place | undefined;
   #idleSince = 0;
-  /** The last view being taken: views of different reads are taken one after the other. */
+  /** The last view being taken: the views of different reads are taken one after the other. */
   #taking: Promise<unknown> = Promise.resolve();
-  /** Until when no read is parked, by the clock; `#wake` ends that early. */
+  /** Clock time until which no read is parked; `#wake` ends that early. */
   #holdUntil = 0;
   #wake: AbortController | undefined;
   #prober: AbortController | undefined;
@@ -244,7 +245,7 @@ export class Feed {
     this.#cursor = new RoomCursor(t, room);
   }
 
-  /** The place behind the last message that all listeners got. */
+  /** The place after the last message that all listeners have. */
   get place(): Place | undefined {
     for (const { behind } of this.#listeners) if (behind) return behind;
     return this.#place;
@@ -255,7 +256,7 @@ export class Feed {
     return this.#listeners.size === 0;
   }
 
-  /** Changes whenever the room is recreated: part of ids that must not outlive it. */
+  /** Changes whenever the room is recreated. It is part of ids that must not outlive the room. */
   get epoch(): number {
     return this.#cursor.epoch;
   }
@@ -266,7 +267,7 @@ export class Feed {
    * @returns a function that removes it
    */
   async listen(listener: Listener, { signal, from, nudged = false }: Listening = {}): Promise<() => void> {
-    // A registration of its own, since a listener may be added again before it is removed.
+    // A new registration each time, since a listener may be added again before it is removed.
     const registration: Registration = { listener, nudged, behind: from };
     this.#listeners.add(registration);
     const leave = (): void => {
@@ -277,8 +278,8 @@ export class Feed {
       this.#idleSince = this.#t.clock.now();
     };
     try {
-      // Listeners that come while the cursor is being placed wait for the same reads, or start them again if all others
-      // left.
+      // Listeners that come while the cursor is being placed wait for the same reads, or restart them if all others
+      // have left.
       while (!this.#loop && this.#listeners.has(registration)) {
         if (!this.#starting || this.#starting.isOff) {
           registration.behind = undefined;
@@ -299,11 +300,11 @@ export class Feed {
     return leave;
   }
 
-  /** Sets the place to the end of the room, which was seen just now, so that the next listener need not look for it. */
+  /** Sets the place to the end of the room, which was just seen, so that the next listener need not read it again. */
   sawEnd(place: Place): void {
     if (this.#loop || this.#starting) return;
     const { since } = this.#cursor;
-    // Without generations, the message at the cursor is what tells a room from the one before it: keep it.
+    // Without generations, only the message at the cursor distinguishes a room from the one before it: keep it.
     if (since !== undefined && (place.generation === undefined || place.since < since)) return;
     this.#cursor.place = place;
     this.#idleSince = this.#t.clock.now();
@@ -315,8 +316,8 @@ export class Feed {
   }
 
   /**
-   * Checks whether the room was recreated, as some other read of it suggests. Once the new room has more messages than
-   * the old one, our own reads may no longer notice.
+   * Checks whether the room was recreated, as another read of it suggests. Once the new room has more messages than the
+   * old one, our own reads may no longer notice.
    */
   async recheck(signal: AbortSignal): Promise<void> {
     await this.#inTurn(async () => {
@@ -326,7 +327,7 @@ export class Feed {
   }
 
   /**
-   * Delivers to one listener what came between its own place and that of the others, who go on meanwhile.
+   * Delivers to one listener what came between its own place and that of the others, which continue meanwhile.
    */
   async #catchUp(one: Registration, signal: AbortSignal | undefined): Promise<void> {
     const { clock } = this.#t;
@@ -338,11 +339,10 @@ export class Feed {
     while (one.behind && this.#listeners.has(one)) {
       const [since, epoch] = [this.#cursor.since, this.#cursor.epoch];
       const { value } = await retrying(this.#t, until, () => cursor.next(0, signal), signal);
-      // Between two views: then the others have got exactly what is before the common cursor.
+      // Between two views: then the others have exactly what is before the common cursor.
       await this.#inTurn(() => {
         const end = this.#cursor.since!;
-        // The room may have been recreated meanwhile: then what was read may be of the old one, and all of it is missing
-        // here.
+        // If the room was recreated meanwhile, what was read may belong to the old room, and all of it is missing here.
         if (value?.gap?.reason === 'recreated') isRenewed = true;
         const isBefore = this.#cursor.epoch !== begun && !isRenewed;
         if (value) {
@@ -355,14 +355,14 @@ export class Feed {
     }
   }
 
-  /** Runs something after the views that came before are taken, and before the next one is. */
+  /** Runs a function after earlier views have been taken and before the next one is. */
   #inTurn<T>(run: () => T | Promise<T>): Promise<T> {
     const done = this.#taking.then(run);
     this.#taking = done.catch(() => {});
     return done;
   }
 
-  /** Tells that something was written just now whose answer will come here: reads are made when it can be there. */
+  /** Announces that something was just written whose answer will come here, so that the feed probes for it in time. */
   nudge(): void {
     const loop = this.#loop;
     const { clock } = this.#t;
@@ -370,7 +370,7 @@ export class Feed {
     this.#holdUntil = clock.now() + (this.#affords(PROBE_SHARE) ? PROBES_MS.at(-1)! : 0);
     this.#wake?.abort(OVER);
     this.#nudged = true;
-    // For one waiting call, probes are timed by its own write; with several, those under way do for all.
+    // For one waiting call, its own write times the probes; with several, those under way serve all.
     if (this.#prober && this.#expected() > 1) return;
     this.#prober?.abort(OVER);
     const prober = new AbortController();
@@ -392,7 +392,7 @@ export class Feed {
         }
       }
     } catch {
-      // A failed probe does no harm: the parked read that follows gets the messages.
+      // A failed probe is harmless: the parked read that follows gets the messages.
     }
   }
 
@@ -463,7 +463,7 @@ export class Feed {
     if (!rhythmOf(this.#t).coarse || ![...this.#listeners].every(({ nudged }) => nudged)) return;
     for (;;) {
       const ms = this.#holdUntil - clock.now();
-      // Longer than any hold can be: the clock was set back.
+      // Longer than any hold: the clock was set back.
       if (ms <= 0 || ms > EXPECT_MS) return;
       const { stop, forget } = following(signal);
       this.#wake = stop;
@@ -483,7 +483,7 @@ export class Feed {
     );
   }
 
-  /** Keeps the second parked read, half a step behind the first, until the service or the budget does not allow it. */
+  /** Keeps a second read parked, half a step behind the first, for as long as the service and the budget allow. */
   async #second(signal: AbortSignal): Promise<void> {
     const { clock } = this.#t;
     this.#reads.parked++;
@@ -501,13 +501,13 @@ export class Feed {
       };
       for await (const goOn of poll(this.#t, step, { signal })) if (!goOn) return;
     } catch {
-      // Failures are left to the first read, which ends the loop if they are final; this one is an extra.
+      // Failures are left to the first read, which ends the loop if they are final.
     } finally {
       this.#reads.parked--;
     }
   }
 
-  /** Reads once. The value, if the read brought anything, is how long to pause before the next one, ms. */
+  /** Reads once. The value, if the read returned anything, is how long to pause before the next one, ms. */
   async #read(waitMs: number, signal: AbortSignal): Promise<Polled<number>> {
     const { clock } = this.#t;
     const start = clock.now();
@@ -519,7 +519,7 @@ export class Feed {
       const batch = await this.#cursor.take(view, signal);
       if (batch) this.#deliver(batch);
       if (batch?.messages.length) return { value: this.#gathering.pauseMs(batch.messages, took, this.#expected()) };
-      // If another read of ours brought the messages first, this was no empty answer.
+      // If another of our reads got the messages first, this was not an empty answer.
       if (view.messages.some(({ seq }) => seq > (view.since ?? 0))) return { value: 0 };
       return view.waitHeld === undefined ? {} : { held: view.waitHeld };
     });
@@ -541,7 +541,7 @@ export class Feed {
     this.#place = this.#cursor.place;
   }
 
-  /** Delivers a batch to one listener. If it throws, neither others nor itself miss anything. */
+  /** Delivers a batch to one listener. If it throws, neither it nor the others miss anything. */
   #hand(listener: Listener, messages: readonly Incoming[], { gap, before }: Batch): void {
     const tell = (what: () => void): void => {
       try {
@@ -557,17 +557,17 @@ export class Feed {
 }
 
 const FEEDS = {};
-/** How many rooms have their cursor kept. */
+/** For how many rooms the cursor is kept. */
 const MAX_FEEDS = 256;
 
-/** The feed of a room on a transport; there is one. */
+/** The one feed of a room on a transport. */
 export function feedOf(t: Transport, room: string): Feed {
   const feeds = sharedOf(t, FEEDS, () => new Map<string, Feed>());
   let feed = feeds.get(room);
   if (!feed) {
     feed = new Feed(t, room);
     feeds.set(room, feed);
-    // Forgetting an idle feed costs one read. One that runs is never forgotten: there are no more than our calls need.
+    // Forgetting an idle feed costs one read. A running one is never forgotten: there are no more than our calls need.
     for (const [name, old] of feeds) {
       if (feeds.size <= MAX_FEEDS) break;
       if (old.idle) feeds.delete(name);

@@ -1,10 +1,10 @@
 /**
  * Sealed rooms as channels: `serve` and `call` over lines that the operator cannot read.
  *
- * The lines of the `technocore-e2e-v1` convention have no associated data, so whoever can write to the room can copy one:
- * under another name, to another place, or a second time. Each text in a sealed channel therefore begins with a line that
- * says who wrote it, for whom, in which room and under which nonce, and counts only in a message of which all that is
- * true. The service accepts a nonce of a key in a room once, and rising; so does the reader.
+ * The lines of the `technocore-e2e-v1` convention have no associated data, so anybody who can write to the room can
+ * copy one: under another name, to another place, or a second time. Each text in a sealed channel therefore begins with
+ * a line that says who wrote it, for whom, in which room and with which nonce, and it counts only in a message that
+ * matches. The service accepts a key's nonces in a room only once, and only rising; so does the reader.
  *
  * @module
  */
@@ -29,18 +29,20 @@ const ALL = '*';
 /** In place of the session: none. */
 export const NONE = '-';
 
-/** The most bytes of the first line of a part: two DIDs, a room, two nonces, a session and the part's number. */
+/**
+ * The maximum length of the first line of a part, bytes: two DIDs, a room, two nonces, a session, the part's number.
+ */
 const HEAD_BYTES = 256;
 const PART_BYTES = MAX_SEALED - HEAD_BYTES;
-/** The most frames that wait for further parts. */
+/** How many frames can wait for further parts. */
 const MAX_PENDING = 64;
-/** The most members whose nonces are remembered one by one. */
+/** For how many members the nonces are remembered individually. */
 const MAX_FLOORS = 4096;
-/** The most frames that are kept for a session to which nobody listens yet. */
+/** How many frames are kept for a session that has no listener yet. */
 const MAX_BACKLOG = 256;
 const NONCE_BYTES = 12;
 
-/** A line that was decrypted, and whose head matches its message. */
+/** A decrypted line whose head matches its message. */
 export interface Opened {
   kind: string;
   /** The fields of the head that depend on the kind, after the recipient. */
@@ -48,7 +50,7 @@ export interface Opened {
   text: string;
 }
 
-/** @internal A room, its key and the signer of this side: all that it takes to write lines and to check them. */
+/** @internal A room, its key and the signer of this side: everything needed to write and check lines. */
 export class Seal {
   readonly room: string;
   readonly signer: Signer;
@@ -74,7 +76,7 @@ export class Seal {
     return saySigned(t, signer, room, line, o.signal, o.deadline);
   }
 
-  /** What a message holds for us, if its line can be decrypted and was made for exactly this message. */
+  /** The contents of a message for us, if its line can be decrypted and was made for exactly this message. */
   open(m: Incoming): Opened | undefined {
     let plain: string;
     try {
@@ -92,7 +94,7 @@ export class Seal {
   }
 
   /**
-   * Encrypts chunks for notes. The associated data keeps them and the lines of the room from being taken for each other.
+   * Encrypts chunks for notes. The associated data keeps chunks and lines from being mistaken for each other.
    */
   get chunks(): ChunkSeal {
     const aead = aesGcm(this.#key);
@@ -109,7 +111,7 @@ export class Seal {
     };
   }
 
-  /** Emits an event about a message that is ignored. */
+  /** Emits an event about an ignored message. */
   refuse(m: Incoming, reason: string): undefined {
     return drop(this.t, 'refused', m, { reason });
   }
@@ -135,9 +137,9 @@ export class SealedLine implements SealedChannel {
   readonly #session: string;
   readonly #feed: Feed;
   readonly #isFast: boolean;
-  /** Each message is opened once, however many listen. */
+  /** Each message is opened once, however many listeners there are. */
   readonly #opened = new WeakMap<Incoming, Incoming | undefined>();
-  /** The highest nonce accepted of each member. */
+  /** The highest nonce accepted from each member. */
   readonly #floors = new Map<string, bigint>();
   #letGo = -1n;
   readonly #pending = new Map<string, string[]>();
@@ -180,7 +182,7 @@ export class SealedLine implements SealedChannel {
   }
 
   async listen(listener: Listener, signal?: AbortSignal): Promise<() => void> {
-    // A session is new to both ends. In an older room, what was written before is read first: none of it is new.
+    // A session is new to both ends. In an older room, the history is read first: none of it is new.
     if (this.#session === NONE) await orAbort((this.#history ??= this.#readHistory()), signal);
     for (const m of this.#backlog?.splice(0) ?? []) listener.message(m);
     this.#backlog = undefined;
@@ -237,7 +239,7 @@ export class SealedLine implements SealedChannel {
     }
   }
 
-  /** The frame that a message completes, if it belongs to this channel and is new. */
+  /** The frame that a message completes, if the message belongs to this channel and is new. */
   #open(m: Incoming): Incoming | undefined {
     if (m.from === this.self) return undefined;
     if (m.from === '' || m.nonce === undefined) return this.#seal.refuse(m, 'not signed');
@@ -258,14 +260,14 @@ export class SealedLine implements SealedChannel {
     if (nonce <= (this.#floors.get(from) ?? this.#letGo)) return false;
     const [, oldest] = this.#floors.entries().next().value ?? [];
     if (this.#floors.size >= MAX_FLOORS && !this.#floors.has(from)) {
-      // A forgotten member's nonce becomes a floor for all, unless it is ahead of the clock: it would lock others out.
+      // A forgotten member's nonce becomes a floor for all, unless it is ahead of the clock and would lock others out.
       if (oldest! > this.#letGo && oldest! <= BigInt(Math.floor(this.#seal.t.clock.now()))) this.#letGo = oldest!;
     }
     remember(this.#floors, from, nonce, MAX_FLOORS);
     return true;
   }
 
-  /** The text of a frame once its last part has come. Parts come in order. */
+  /** The text of a frame once its last part has arrived. Parts arrive in order. */
   #joined(frame: string, i: number, count: number, part: string): string | undefined {
     if (count === 1) return part;
     const parts = this.#pending.get(frame) ?? [];
@@ -281,15 +283,16 @@ export class SealedLine implements SealedChannel {
 }
 
 /**
- * Makes a channel of a sealed room, for {@link serve} and {@link call}. All who hold the key are members, and must trust
- * each other: together with one of them, a service that keeps no signatures could write in another member's name.
+ * Makes a channel from a sealed room, for {@link serve} and {@link call}. Everybody with the key is a member, and
+ * members must trust each other: with the help of one, a service that keeps no signatures could write in another
+ * member's name.
  *
  * @param room the name of the room
  * @param key the room key, 32 bytes; copied
  * @param signer the key of this side
- * @param o `peer`: the DID to which frames are addressed, and the only one whose frames count; default: all members.
+ * @param o `peer`: the DID that frames are addressed to, and the only one whose frames count; default: all members.
  * `latency`: as in {@link CallOptions.latency}, for calls through the channel
- * @throws a {@link BadName} if the room is not a name, or `peer` is not a `did:key`
+ * @throws a {@link BadName} if the name of the room is not valid, or `peer` is not a `did:key`
  * @throws a {@link BadKey} if the key does not have 32 bytes, or no signer is given
  * @example
  * ```ts
