@@ -64,7 +64,7 @@ export function rpcNotification(method: string, params?: Json): JsonObject {
 export function paramsOf(params: unknown): Json | undefined {
   if (params === undefined) return undefined;
   if (typeof params === 'object' && params !== null) return toJson(params);
-  throw new TechnocoreError('bad_params', 'params must be an object or an array, or left out');
+  throw new TechnocoreError('bad_params', 'params must be an object, an array or undefined');
 }
 
 /** A success response. */

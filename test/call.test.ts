@@ -347,7 +347,7 @@ describe.each(PROFILES)('a call, %s', (profile) => {
     const opened = await w.run(w.ask('add', {}, late).catch((e) => e));
     expect(opened).toMatchObject({
       reason: 'no-answer',
-      message: expect.stringMatching(/not known.*timeoutMs.*retry/),
+      message: expect.stringMatching(/unknown.*timeoutMs.*retry/),
     });
 
     // One that opens nothing, as those of other libraries.

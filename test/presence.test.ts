@@ -135,7 +135,7 @@ describe.each(PROFILES)('the note of a served mailbox (%s)', (profile) => {
     const { o } = counting(w);
     const server = await served(w);
     const good = (await w.run(getNote(ns, key, w.o)))!;
-    const unknown = { reason: 'no-answer', message: expect.stringContaining('not known') };
+    const unknown = { reason: 'no-answer', message: expect.stringContaining('unknown') };
 
     expect((await timeoutOf(w, o, { peer: signer(9).did })).error).toMatchObject(unknown);
     for (const forged of [
@@ -212,7 +212,7 @@ it('is believed of any key while nobody knows whose mailbox it is, as far as it 
   const stranger: Presence = { did: signer(9).did, at: w.clock.now(), validMs: 1000 };
   const canonical = `rpc-here|${stranger.did}|${MAILBOX}|${stranger.at}|1000`;
   const text = `${stranger.did} ${stranger.at} 1000 ${signer(9).sign(canonical)}`;
-  const unknown = { reason: 'no-answer', message: expect.stringContaining('not known') };
+  const unknown = { reason: 'no-answer', message: expect.stringContaining('unknown') };
   await w.run(setNote(ns, key, text, w.o));
   expect(await ended()).toMatchObject({ reason: 'no-server', message: told('was last seen at', stranger.did) });
   expect(await ended({ peer: callee.did })).toMatchObject(unknown);
