@@ -10,6 +10,16 @@ export const HEX: string[] = /* @__PURE__ */ Array.from({ length: 256 }, (_, byt
   byte.toString(16).padStart(2, '0'),
 );
 
+/**
+ * The value as a `Uint8Array` of this realm; undefined if it is not one of any realm. Test runners, for example, have
+ * realms, and so classes, of their own.
+ */
+export function bytesOf(value: unknown): Uint8Array | undefined {
+  if (value instanceof Uint8Array) return value;
+  if (!ArrayBuffer.isView(value) || (value as Uint8Array)[Symbol.toStringTag] !== 'Uint8Array') return undefined;
+  return new Uint8Array(value.buffer, value.byteOffset, value.byteLength);
+}
+
 /** Lower-case hex. */
 export function toHex(bytes: Uint8Array): string {
   let text = '';

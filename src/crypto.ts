@@ -11,7 +11,7 @@ import { chacha20poly1305 } from '@noble/ciphers/chacha.js';
 import { ed25519 as nobleEd25519, x25519 as nobleX25519 } from '@noble/curves/ed25519.js';
 import { hmac } from '@noble/hashes/hmac.js';
 import { sha256 as nobleSha256, sha512 } from '@noble/hashes/sha2.js';
-import { concat, equalBytes, fromBase64url, fromHex, toBase64url, toHex } from './bytes.ts';
+import { bytesOf, concat, equalBytes, fromBase64url, fromHex, toBase64url, toHex } from './bytes.ts';
 import { BadKey } from './errors.ts';
 
 /** An Ed25519 key pair. */
@@ -142,8 +142,9 @@ function plainBytes(buffer: Uint8Array): Uint8Array {
  * @throws a {@link BadKey} if it does not
  */
 export function check32(key: Uint8Array, what: string): Uint8Array {
-  if (!(key instanceof Uint8Array) || key.length !== 32) throw new BadKey(`${what} has 32 bytes`);
-  return key;
+  const own = bytesOf(key);
+  if (own?.length !== 32) throw new BadKey(`${what} has 32 bytes`);
+  return own;
 }
 
 /**
@@ -154,10 +155,10 @@ export function check32(key: Uint8Array, what: string): Uint8Array {
  * @throws a {@link BadKey} if it is not one, or is too short
  */
 export function checkBytes(bytes: Uint8Array, what: string, least: number = 0): Uint8Array {
-  if (!(bytes instanceof Uint8Array))
-    throw new BadKey(`${what} must be a Uint8Array: for a text, new TextEncoder().encode(text)`);
-  if (bytes.length < least) throw new BadKey(`${what} is empty`);
-  return bytes;
+  const own = bytesOf(bytes);
+  if (own === undefined) throw new BadKey(`${what} must be a Uint8Array: for a text, new TextEncoder().encode(text)`);
+  if (own.length < least) throw new BadKey(`${what} is empty`);
+  return own;
 }
 
 // Node 20 imports JWK 8 to 15 times as fast as DER. It requires an `x` beside `d` but ignores it. Node 26 compares the
@@ -386,9 +387,9 @@ export function x25519(privateKey: Uint8Array): X25519Key {
   return {
     publicKey,
     shared(peer) {
-      check32(peer, 'an X25519 public key');
+      const theirs = check32(peer, 'an X25519 public key');
       try {
-        const secret = shared(peer);
+        const secret = shared(theirs);
         if (secret.some((byte) => byte !== 0)) return secret;
       } catch {
         // Each version throws its own error for a secret of zeros.

@@ -6,7 +6,7 @@
  *
  * @module
  */
-import { concat, fromBase64url, fromUtf8, isWellFormed, toBase64url, toHex, utf8 } from './bytes.ts';
+import { bytesOf, concat, fromBase64url, fromUtf8, isWellFormed, toBase64url, toHex, utf8 } from './bytes.ts';
 import { aesGcm, check32, hkdfSha256, isCanonicalX25519, randomBytes, sha256, x25519 } from './crypto.ts';
 import { BadKey, checkNumbers, checkObject, checkText, DecryptError, FrameTooLong, TechnocoreError } from './errors.ts';
 import { authorOf, drop } from './feed.ts';
@@ -26,10 +26,8 @@ const TAG_BYTES = 16;
 /** The maximum length of the text in a sealed line, in UTF-8 bytes: 3,043. */
 export const MAX_SEALED: number = Math.floor(((MAX_TEXT - 17) * 3) / 4) - TAG_BYTES;
 
-/** @throws a {@link BadKey} if the key does not have 32 bytes */
-export function checkKey(key: Uint8Array): void {
-  check32(key, 'a room key');
-}
+/** The room key. @throws a {@link BadKey} if it does not have 32 bytes */
+export const checkKey = (key: Uint8Array): Uint8Array => check32(key, 'a room key');
 
 /** A buffer for decoding, large enough for any line. */
 const boxScratch: Uint8Array = /* @__PURE__ */ new Uint8Array(MAX_TEXT);
@@ -96,12 +94,11 @@ export function e2eOffer(
   o: Pick<Options, 'random'> & { key?: Uint8Array | undefined; room?: string | undefined } = {},
 ): SealedRoom & { offer: string } {
   const random = checkObject(o).random ?? randomBytes;
-  const publicKey = typeof peer === 'string' ? fromBase64url(peer) : peer;
-  if (!(publicKey instanceof Uint8Array) || !isCanonicalX25519(publicKey)) {
+  const publicKey = typeof peer === 'string' ? fromBase64url(peer) : bytesOf(peer);
+  if (publicKey === undefined || !isCanonicalX25519(publicKey)) {
     throw new BadKey('not a canonical X25519 public key');
   }
-  const key = o.key ?? random(KEY_BYTES);
-  checkKey(key);
+  const key = checkKey(o.key ?? random(KEY_BYTES));
   const room = checkName(o.room ?? `p-${toHex(random(16))}`, 'room');
   const ephemeral = x25519(random(KEY_BYTES));
   const nonce = random(NONCE_BYTES);
@@ -423,12 +420,12 @@ export async function e2eRead(
   key: Uint8Array,
   o: Options & ReadOptions = {},
 ): Promise<{ last: number; messages: SealedMessage[] }> {
-  checkKey(key);
+  const own = checkKey(key);
   const t = transportOf(o);
   checkNumbers(o, ['since', 'waitMs']);
-  const memory = memoryOf(t, room, key);
+  const memory = memoryOf(t, room, own);
   const open = (messages: Message[]): SealedMessage[] =>
-    messages.map((m) => openedIn(t, memory, room, key, m)).filter((m) => m !== undefined);
+    messages.map((m) => openedIn(t, memory, room, own, m)).filter((m) => m !== undefined);
   if (o.since === undefined) {
     const view = await read(room, o);
     memory.cursor = new RoomCursor(t, room);
@@ -461,11 +458,11 @@ export async function* e2eFollow(
   key: Uint8Array,
   o: Options & { since?: number | undefined } = {},
 ): AsyncGenerator<SealedMessage> {
-  checkKey(key);
+  const own = checkKey(key);
   const t = transportOf(o);
-  const memory = memoryOf(t, room, key);
+  const memory = memoryOf(t, room, own);
   for await (const m of follow(room, o)) {
-    const opened = openedIn(t, memory, room, key, m);
+    const opened = openedIn(t, memory, room, own, m);
     if (opened) yield opened;
   }
 }

@@ -60,10 +60,10 @@ export class Seal {
   readonly keyId: string;
 
   constructor(t: Transport, room: string, key: Uint8Array, signer: Signer) {
-    checkKey(key);
+    const own = checkKey(key);
     this.room = checkName(room, 'room');
-    this.#key = key.slice();
-    this.keyId = toBase64url(sha256(key));
+    this.#key = own.slice();
+    this.keyId = toBase64url(sha256(own));
     this.signer = signer;
     this.t = t;
   }

@@ -4,7 +4,7 @@
  *
  * @module
  */
-import { fromHex, isWellFormed, toBase64url, utf8 } from './bytes.ts';
+import { bytesOf, fromHex, isWellFormed, toBase64url, utf8 } from './bytes.ts';
 import { type Ed25519Key, ed25519, hmacSha256, randomBytes, sha256 } from './crypto.ts';
 import { BadKey, BadNonce, TechnocoreError } from './errors.ts';
 import { MAX_NOTE, sweep } from './frames.ts';
@@ -74,9 +74,8 @@ export class Signer {
    * @throws a {@link BadKey} if it is neither
    */
   static fromSeed(seed: string | Uint8Array): Signer {
-    const bytes = typeof seed === 'string' ? fromHex(seed) : seed;
-    if (!(bytes instanceof Uint8Array) || bytes.length !== 32)
-      throw new BadKey('a seed must be 32 bytes or 64 hex digits');
+    const bytes = typeof seed === 'string' ? fromHex(seed) : bytesOf(seed);
+    if (bytes?.length !== 32) throw new BadKey('a seed must be 32 bytes or 64 hex digits');
     return new Signer(bytes);
   }
 

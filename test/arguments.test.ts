@@ -1,4 +1,5 @@
 import { readdirSync, readFileSync } from 'node:fs';
+import { runInNewContext } from 'node:vm';
 import { expect, test } from 'vitest';
 import * as bridge from '../src/bridge.ts';
 import * as local from '../src/local.ts';
@@ -143,6 +144,26 @@ test.each([
   const error = { code: 'bad_option', message: expect.stringContaining('the option clock') };
   for (const wrong of [null, 5, {}, { now: () => 5 }, { now: 5, sleep: async () => {} }, () => 5, Date])
     await expect(async () => run(wrong)).rejects.toMatchObject(error);
+});
+
+test('bytes of another realm are bytes, and what only looks like them is not', () => {
+  const foreign: Uint8Array = runInNewContext('new Uint8Array(40).fill(7).subarray(4, 36)');
+  expect(foreign instanceof Uint8Array).toBe(false);
+  const own = new Uint8Array(32).fill(7);
+  expect(lib.Signer.fromSeed(foreign).did).toBe(lib.Signer.fromSeed(own).did);
+  expect(parley.Identity.fromSeed(foreign).fingerprint()).toBe(parley.Identity.fromSeed(own).fingerprint());
+  expect(parley.Secret.from(foreign).joinToken()).toBe(parley.Secret.from(own).joinToken());
+  expect(lib.e2eOpen(foreign, lib.e2eSeal(own, 'text'))).toBe('text');
+  expect(lib.e2eOpen(own, lib.e2eSeal(foreign, 'text'))).toBe('text');
+  const { privateKey, publicKey } = lib.x25519Generate();
+  const abroad = (bytes: Uint8Array): Uint8Array => runInNewContext('Uint8Array.from(bytes)', { bytes: [...bytes] });
+  const { offer, room } = lib.e2eOffer(abroad(publicKey), { key: foreign });
+  expect(lib.e2eAccept(offer, abroad(privateKey))).toEqual({ key: own, room });
+  expect(L.sealed('p-x', foreign, alice, o).room).toBe('p-x');
+  for (const wrong of [new Uint16Array(32), new DataView(new ArrayBuffer(32)), new ArrayBuffer(32), [...own]]) {
+    for (const take of [L.Signer.fromSeed, parley.Identity.fromPrivateKey, L.e2eOffer, (k: any) => L.e2eSeal(k, 'x')])
+      expect(() => take(wrong)).toThrow(expect.objectContaining({ code: 'bad_key' }));
+  }
 });
 
 test('the local service listens on a port, and not on a file of that name', async () => {
