@@ -6,7 +6,7 @@
  */
 import { BASE64URL } from './bytes.ts';
 import { isHonestPoint } from './crypto.ts';
-import { isObject, parseExact, parseJson, sweep } from './frames.ts';
+import { blanked, isObject, parseExact, parseJson, sweep } from './frames.ts';
 import { isNonce, publicKeyFromDid, verify } from './names.ts';
 import { oddAnswer } from './service.ts';
 
@@ -138,8 +138,8 @@ export function writtenAt({ ts }: { readonly ts?: string | undefined }): number 
  *
  * @param room the room that the message was read from, which the signature covers
  * @param m the message as {@link read} or {@link follow} returns it
- * @returns `valid`; `invalid` if its signature does not match; `unverifiable` if it has no signature, because it is
- * unsigned or comes from a service before 0.11
+ * @returns `valid`; `invalid` if its signature does not match, or if its text is not swept, as any service would store
+ * it (see {@link sweep}); `unverifiable` if it has no signature, because it is unsigned or comes from a service before 0.11
  *
  * @example
  * ```ts
@@ -156,8 +156,11 @@ export function verifyMessage(room: string, m: Message): 'valid' | 'invalid' | '
   const { from, sig, nonce, text } = m;
   if (sig === undefined) return 'unverifiable';
   if (typeof nonce !== 'string' || typeof text !== 'string') return 'invalid';
-  return verify(from, sig, `${room}|${nonce}|${text}`) ? 'valid' : 'invalid';
+  return isSwept(text) && verify(from, sig, `${room}|${nonce}|${text}`) ? 'valid' : 'invalid';
 }
+
+/** No service keeps any other text, and what reads messages may rely on that. */
+const isSwept = (text: string): boolean => blanked(text).trim() === text;
 
 /**
  * Explains why the signature of a message does not verify, as far as the message alone can tell. It tests for the usual
@@ -185,7 +188,7 @@ export function explain(room: string, m: Message): string | undefined {
     return 'the signature is not 86 characters of base64url';
   const fits = (room: string, nonce: string, text: string, tail: string = sig): boolean =>
     verify(from, tail, `${room}|${nonce}|${text}`);
-  if (fits(room, nonce, text)) return undefined;
+  if (fits(room, nonce, text)) return isSwept(text) ? undefined : 'the text is not swept, and was signed like that';
 
   // The last character has four spare bits, which are zero in the canonical spelling.
   const last = BASE64URL.indexOf(sig[85]!);
