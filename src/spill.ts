@@ -9,10 +9,11 @@ import { concat, fromBase64url, fromUtf8, toBase64url, toHex, utf8 } from './byt
 import { sha256 } from './crypto.ts';
 import { TechnocoreError } from './errors.ts';
 import { encode, isObject, type Json, MAX_TEXT } from './frames.ts';
-import { Lanes, randomFloat, sharedOf, type Transport } from './http.ts';
+import { Lanes, randomFloat, retrying, sharedOf, type Transport } from './http.ts';
 import { remember } from './maps.ts';
 import { isName } from './names.ts';
 import { readNote, setNote } from './notes.ts';
+import { PATIENCE_MS } from './rooms.ts';
 import type { Signer } from './signer.ts';
 
 /** The member of `params._meta` by which a caller declares that it reads spilled answers. */
@@ -192,8 +193,8 @@ function refOf(ref: unknown): SpillRef | undefined {
 }
 
 /**
- * Reads a spilled text from at most sixteen notes. They are reread if they do not match the digest, since a cache may
- * have returned an old one.
+ * Reads a spilled text from at most sixteen notes. Transient failures are retried for up to 30 seconds. Notes that do not
+ * match the digest are reread, since a cache may have returned an old one.
  *
  * @throws a {@link TechnocoreError} `spill_lost` if the notes are missing or hold something else; the signal's reason
  */
@@ -201,13 +202,15 @@ export async function readSpilled(t: Transport, ref: unknown, signal?: AbortSign
   const known = refOf(ref);
   if (!known) throw new TechnocoreError('spill_lost', 'the reference to the spilled answer is invalid');
   const { ns, keys, bytes, sha256: digest } = known;
+  const deadline = t.clock.now() + PATIENCE_MS;
+  const read = (key: string): Promise<string | undefined> =>
+    retrying(t, deadline, () => readNote(t, ns, key, signal ? { signal } : {}), signal);
   let cause: unknown;
   for (let reads = 1; ; reads++) {
     try {
       const values: (string | undefined)[] = [];
       for (let i = 0; i < keys.length; i += AT_ONCE) {
-        const some = keys.slice(i, i + AT_ONCE).map((key) => readNote(t, ns, key, signal ? { signal } : {}));
-        values.push(...(await Promise.all(some)));
+        values.push(...(await Promise.all(keys.slice(i, i + AT_ONCE).map(read))));
       }
       const chunks = values.map((value) => fromBase64url(value ?? '') ?? new Uint8Array());
       const whole = concat(...chunks.map((chunk) => (seal ? (seal.open(chunk) ?? new Uint8Array()) : chunk)));

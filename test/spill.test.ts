@@ -191,6 +191,18 @@ describe('a chunk that is not what was put', () => {
     });
   }
 
+  it('is read although the service fails for a while', async () => {
+    const w = world();
+    const stop = await served(w);
+    const c = client(w);
+    let failures = 0;
+    const fetch = faulty(c.o.fetch!, (url) =>
+      url.includes('/kv/p-') && ++failures < 30 ? new Response('503 busy\n', { status: 503 }) : undefined,
+    );
+    expect(await w.run(c.big(20_000, { fetch }))).toBe(text(20_000));
+    await stop();
+  });
+
   it('is put anew where the call may ask again', async () => {
     const w = world();
     const stop = await served(w);

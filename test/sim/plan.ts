@@ -70,7 +70,8 @@ export function planOf(seed: number): Plan {
   const leaseMs = new Random(seed, 'claims').pick([undefined, undefined, undefined, 30_000, 60_000]);
   // The tasks of an agent are in one store, of one server.
   const a2a = new Random(seed, 'a2a').chance(0.2) && leaseMs === undefined;
-  return {
+  const mcp = new Random(seed, 'mcp').chance(0.25) && !a2a;
+  const plan: Plan = {
     callees: 1 + random.int(2),
     leaseMs,
     callers: 2 + random.int(2),
@@ -101,7 +102,9 @@ export function planOf(seed: number): Plan {
     longPause: random.chance(0.15),
     // A mailbox whose offers are accepted is not shared by servers.
     sealed: new Random(seed, 'sealed').chance(0.2) && leaseMs === undefined,
-    mcp: new Random(seed, 'mcp').chance(0.25) && !a2a,
+    mcp,
     a2a,
   };
+  // Their frames are longer: a small ring would lose the line by which a mailbox shows whose it is.
+  return mcp || a2a ? { ...plan, limits: { ...plan.limits, roomRingBytes: 100_000 } } : plan;
 }
