@@ -54,7 +54,7 @@ import { type CursorStore, checkSigner, OPENING, PATIENCE_MS, type Place } from 
 import { DEADLINE_MS, Runs } from './runs.ts';
 import { Share, type Standing } from './share.ts';
 import type { Signer } from './signer.ts';
-import { readSpilled } from './spill.ts';
+import { digestIn, FRAME_MEMBER, readSpilled } from './spill.ts';
 import { mostFor, Regulars } from './turns.ts';
 import { Underway } from './underway.ts';
 import { isSpilled, LongRequests } from './unspill.ts';
@@ -504,7 +504,14 @@ class Server implements Listener {
 
   /** Admits one message, in order of its key. Its requests then run independently. */
   async #admit(m: Incoming, said: JsonObject | Json[], standing: Standing): Promise<void> {
-    const frame = isSpilled(said) && standing !== 'finished' ? await this.#unspilled(m, said) : said;
+    if (isSpilled(said) && !this.#isReadable(m, said)) return this.#refuse(m, 'a long request');
+    const digest = isSpilled(said) ? digestIn(said[FRAME_MEMBER]) : undefined;
+    if (isSpilled(said) && standing === 'finished') {
+      // What another server has read need not be read again.
+      if (digest !== undefined) await this.#elsewhere(m, [said], replyNamed([said]), digest);
+      return;
+    }
+    const frame = isSpilled(said) ? await this.#unspilled(m, said) : said;
     if (!frame) return;
     const batch = Array.isArray(frame) ? frame : undefined;
     const members = batch ?? [frame];
@@ -543,7 +550,7 @@ class Server implements Listener {
       standing === 'new' ? m : { ...m, at: undefined },
       whole ? [] : asked,
       named,
-      { passing, notifies },
+      { passing, notifies, digest },
     );
     const isNew = fresh && standing === 'new';
     if (isNew) {
@@ -598,14 +605,17 @@ class Server implements Listener {
     return undefined;
   }
 
+  #isReadable({ from }: Incoming, { id }: JsonObject): boolean {
+    return this.#long !== undefined && isId(id) && mayUseId(from, id);
+  }
+
   /** Reads a request from notes; undefined, with an event and perhaps an error to the caller, if that fails. */
   async #unspilled(m: Incoming, frame: JsonObject): Promise<JsonObject | undefined> {
-    const { id } = frame;
+    const id = frame['id'] as Id;
     const named = replyNamed([frame]);
-    if (!this.#long || !isId(id) || !mayUseId(m.from, id)) return this.#refuse(m, 'a long request');
     if (!(await this.#allows(m.from))) return this.#refuse(m, 'not allowed');
     try {
-      return await this.#long.read(m.from, frame);
+      return await this.#long!.read(m.from, frame);
     } catch (cause) {
       drop(this.#t, 'refused', m, { reason: 'a long request', cause });
       const reply = await this.#answering.to(m, named);
@@ -615,10 +625,15 @@ class Server implements Listener {
     }
   }
 
-  /** Records in our ledger what another server finished, so that it is not run here either. */
-  async #elsewhere(m: Incoming, requests: JsonObject[], named: unknown): Promise<void> {
-    const passing = this.#runs.passing(requests);
-    const { verdicts } = await this.#admission({ ...m, at: undefined }, requests, named, { passing, notifies: true });
+  /**
+   * Records in our ledger what another server finished, so that it is not run here either.
+   *
+   * @param digest of a request that is in notes
+   */
+  async #elsewhere(m: Incoming, requests: JsonObject[], named: unknown, digest?: string): Promise<void> {
+    const passing = digest === undefined ? this.#runs.passing(requests) : new Set<JsonObject>();
+    const how = { passing, notifies: true, digest };
+    const { verdicts } = await this.#admission({ ...m, at: undefined }, requests, named, how);
     for (const [i, { kind }] of verdicts.entries()) {
       if (passing.has(requests[i]!)) continue;
       const id = requests[i]!['id'] as Id;
@@ -632,7 +647,7 @@ class Server implements Listener {
     m: Unplaced,
     requests: JsonObject[],
     named: unknown,
-    { passing, notifies }: { passing: Set<JsonObject>; notifies: boolean },
+    { passing, notifies, digest }: { passing: Set<JsonObject>; notifies: boolean; digest?: string | undefined },
   ): Promise<Admission> {
     // Outside the `try`: what cannot be encoded is an error of the frame, not of the ledger.
     const message = {
@@ -645,7 +660,7 @@ class Server implements Listener {
       requests: requests.map((request) => ({
         ...(passing.has(request) && { passing: true }),
         id: JSON.stringify(request['id']),
-        digest: digestOf(request),
+        digest: digest ?? digestOf(request),
         frame: request,
         ...(typeof named === 'string' && { reply: named }),
       })),

@@ -192,6 +192,11 @@ function refOf(ref: unknown): SpillRef | undefined {
   return isGood ? (ref as SpillRef) : undefined;
 }
 
+/** The digest of the text that a reference stands for, 64 hex digits; undefined if the reference is invalid. */
+export function digestIn(ref: unknown): string | undefined {
+  return refOf(ref)?.sha256;
+}
+
 /**
  * Reads a spilled text from at most sixteen notes. Transient failures are retried for up to 30 seconds. Notes that do not
  * match the digest are reread, since a cache may have returned an old one.

@@ -8,9 +8,10 @@ import { type Ledger, memoryLedger } from '../src/ledger.ts';
 import type { CallOptions } from '../src/line.ts';
 import { getNote, setNote } from '../src/notes.ts';
 import { presenceNote } from '../src/presence.ts';
-import { say } from '../src/rooms.ts';
-import { serve } from '../src/serve.ts';
+import { read, say } from '../src/rooms.ts';
+import { type ServeOptions, serve } from '../src/serve.ts';
 import type { Signer } from '../src/signer.ts';
+import { spilledFrame, spillOf } from '../src/spill.ts';
 import { Random } from './sim/random.ts';
 import { broken, PROFILES, signer, type World, world } from './support.ts';
 import type { VirtualClock } from './virtual-clock.ts';
@@ -58,7 +59,7 @@ function fleet(w: World, leaseMs?: number, random?: (bytes: number) => Uint8Arra
   const servers = new Map<string, Awaited<ReturnType<typeof start>>>();
   let claimsNote: { ns: string; key: string } | undefined;
 
-  async function start(name: string, ledger: Ledger = memoryLedger()) {
+  async function start(name: string, ledger: Ledger = memoryLedger(), more: ServeOptions = {}) {
     const clock = new MachineClock(w.clock);
     const stop = new AbortController();
     const machine = { clock, isCut: (_url: string): boolean => false, delay: (): number => 0, kv: 0 };
@@ -103,6 +104,7 @@ function fleet(w: World, leaseMs?: number, random?: (bytes: number) => Uint8Arra
       ledger,
       claim: leaseMs === undefined ? true : { leaseMs },
       ...(random && { random }),
+      ...more,
       deadlineMs: 600_000,
       signal: stop.signal,
     });
@@ -256,6 +258,31 @@ describe('servers of one mailbox', () => {
     await w.clock.advance(10_000);
     for (const { answer } of await w.run(askAll(w))) expect(answer).toMatch(/by b$/);
     f.check();
+  });
+
+  it('a request that is too long for a message, and was answered by one that ended, is not run again', async () => {
+    const w = world();
+    const f = fleet(w);
+    const servers = [await f.start('a', undefined, { spill: true }), await f.start('b', undefined, { spill: true })];
+    await w.clock.advance(MINUTE);
+    const caller = callers[0]!;
+    const reply = { _meta: { 'chat.technocore/reply': 'mb-p-long' } };
+    await w.run(caller.say('mb-p-long', 'mailbox opened', w.o));
+    const params = { n: 1, more: 'x'.repeat(6000), ...reply };
+    const text = JSON.stringify({ jsonrpc: '2.0', id: '1', method: 'quick', params });
+    const spill = spillOf(w.t, caller, MAILBOX);
+    const frame = await w.run(spilledFrame(text, (all) => spill.put(all), { params: reply }));
+    await w.run(caller.say(MAILBOX, frame, w.o));
+    await w.clock.advance(5000);
+    const [ran] = f.runs.get(`${caller.did} 1`)!;
+    await w.run(servers.find(({ name }) => name === ran)!.stop());
+    await w.clock.advance(MINUTE);
+    await w.run(caller.say(MAILBOX, frame, w.o));
+    await w.clock.advance(5000);
+    expect(f.runs.get(`${caller.did} 1`)).toEqual([ran]);
+    const { messages } = await w.run(read('mb-p-long', w.o));
+    const answers = messages.slice(1).map((m) => JSON.parse(m.text));
+    expect(answers).toEqual(Array(2).fill({ jsonrpc: '2.0', id: '1', result: `1 by ${ran}` }));
   });
 
   it('the one that ends has remembered by then what others finished, and its ledger can be closed', async () => {
