@@ -468,14 +468,13 @@ function floorBehind({ owner, done }: Part, place: Place, { lastSeq, at, isLater
   const { since, generation } = place;
   const end = Math.max(lastSeq, since);
   const isFree = owner === FREE;
+  // If it turns out that this is a later room, what stands there may be begun or finished all the same.
+  const anew = { done: 0, uncertain: isFree ? (done > lastSeq ? 0 : done) : lastSeq, until: at };
   // With generations, the `seq` goes on from one room to the next, and is enough.
-  if (generation !== undefined || (!isLater && done <= end)) return { done, uncertain: isFree ? 0 : end };
-  if (isLater) {
-    const anew = { done: 0, uncertain: isFree ? (done > lastSeq ? 0 : done) : lastSeq, until: at };
-    return { done: done > lastSeq ? done : 0, uncertain: since, anew };
-  }
+  if (generation !== undefined || (!isLater && done <= end)) return { done, uncertain: isFree ? 0 : end, anew };
+  if (isLater) return { done: done > lastSeq ? done : 0, uncertain: since, anew };
   // `done` belongs to an earlier room, or to this one and we lag: then what we have read may be finished.
-  return { done: 0, uncertain: isFree ? since : end };
+  return { done: 0, uncertain: isFree ? since : end, anew };
 }
 
 interface Plan {

@@ -550,7 +550,11 @@ export class Feed {
         this.#t.onEvent({ kind: 'listener-error', room: this.#cursor.room, cause });
       }
     };
-    if (gap?.reason === 'recreated') tell(() => listener.renewed?.(this.#cursor.generation !== undefined));
+    if (gap?.reason === 'recreated') {
+      // Generations tell that it goes on, unless the service lost them together with its rooms.
+      const goesOn = this.#cursor.generation !== undefined && gap.oldest >= gap.expected;
+      tell(() => listener.renewed?.(goesOn));
+    }
     for (const m of messages) tell(() => listener.message(m));
     if (gap) tell(() => listener.gap(gap, before));
   }
