@@ -138,8 +138,13 @@ export class Budget {
     try {
       await this.#clock.sleep(delay, signal);
     } catch (cause) {
-      this.#tokens++;
+      this.giveBack();
       throw cause;
     }
+  }
+
+  /** Returns a turn that was not used: the server never saw the request. */
+  giveBack(): void {
+    this.#tokens++;
   }
 }

@@ -251,6 +251,8 @@ export interface Reply {
  * @throws a {@link RateLimited} if its turn in the budget would come after `deadline`; nothing was sent
  * @throws an {@link Unavailable} if the connection fails, the time is up, or the body is truncated or too large;
  * whether the request was executed is then unknown
+ * @throws a {@link BadName} if the base has a user name or password and fetch refuses it; a {@link TechnocoreError}
+ * `bad_option` if fetch returns no Response
  * @throws the signal's reason when it aborts
  */
 export async function request(t: Transport, r: Request): Promise<Reply> {
@@ -287,8 +289,15 @@ export async function request(t: Transport, r: Request): Promise<Reply> {
     stop.abort(OVER);
     if (TechnocoreError.is(cause)) throw cause;
     const shown = shownBase(t.base);
+    if (shown !== t.base && refusesCredentials(cause))
+      throw new BadName(
+        shown,
+        'fetch takes no address with a name or password; pass a fetch that sends them in a header',
+      );
+    const isUnsent = neverSent(cause);
+    if (isUnsent && r.bucket) budgetOf(t, r.bucket).giveBack();
     // The platform's error quotes the address: if that has a password in it, the error must not become the cause.
-    const how = neverSent(cause) ? 'could not be reached' : 'could not be reached, or the connection broke';
+    const how = isUnsent ? 'could not be reached' : 'could not be reached, or the connection broke';
     throw new Unavailable(`${shown} ${how}${reasonOf(cause)}`, shown === t.base ? cause : undefined);
   } finally {
     forget();
@@ -304,6 +313,8 @@ async function exchange({ base, fetch }: Transport, r: Request, signal: AbortSig
     ...(r.headers && { headers: r.headers }),
     ...(r.body !== undefined && { body: r.body }),
   });
+  if (typeof response?.headers?.get !== 'function')
+    throw new TechnocoreError('bad_option', 'the option fetch must return a promise of a Response');
   const text = await bodyOf(response, r.maxBytes ?? 1 << 24, fetch);
   return { status: response.status, headers: response.headers, text };
 }
@@ -508,6 +519,12 @@ export function neverSent(e: unknown): boolean {
     if (name === NO_PERMISSION || NEVER_MADE.test(String(code))) return true;
     if (NEVER_MADE_WORDS.test(String(message)) || BLOCKED_PORT.test(String(message))) return true;
   }
+  return false;
+}
+
+/** True for the error of a fetch that was given an address with a user name or a password. */
+function refusesCredentials(e: unknown): boolean {
+  for (const { message } of causesOf(e)) if (/\bcredentials\b/.test(String(message))) return true;
   return false;
 }
 

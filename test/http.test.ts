@@ -1,4 +1,5 @@
 import { getEventListeners } from 'node:events';
+import { inspect } from 'node:util';
 import { gzipSync } from 'node:zlib';
 import { describe, expect, test } from 'vitest';
 import { Budget } from '../src/budget.ts';
@@ -316,6 +317,38 @@ describe('neverSent', () => {
       expect(await told(cause)).toBe('http://a.test could not be reached, or the connection broke');
     }
     expect(await told(broken('EPIPE'), 'http://me:secret@a.test')).not.toContain('secret');
+  });
+
+  test('an address with a password is refused by the platform at once, and is not quoted', async () => {
+    const error = await request(transportOf({ base: 'http://me:secret@127.0.0.1' }), { path: '/' }).catch((e) => e);
+    expect(error).toBeInstanceOf(BadName);
+    expect(error.message).toMatch(/^fetch takes no address with a name or password.*"http:\/\/127.0.0.1"$/);
+    expect(`${inspect(error, { depth: 9 })}${error.stack}`).not.toMatch(/secret/);
+    // Some take it.
+    const fetch = async () => new Response('yes');
+    const { text } = await request(transportOf({ base: 'http://me:secret@127.0.0.1', fetch }), { path: '/' });
+    expect(text).toBe('yes');
+  });
+
+  test('a fetch that returns no Response is named, at once', async () => {
+    for (const wrong of [undefined, null, {}, 'text', { status: 200, text: async () => 'x' }]) {
+      const fetch = (async () => wrong) as any;
+      const error = { code: 'bad_option', message: expect.stringContaining('the option fetch') };
+      await expect(request(transportOf({ base: 'http://a.test', fetch }), { path: '/' })).rejects.toMatchObject(error);
+    }
+  });
+
+  test('what was never sent costs no turn of the budget', async () => {
+    for (const [code, left] of [
+      ['ECONNREFUSED', 1],
+      ['ECONNRESET', 0.9],
+    ] as const) {
+      const clock = new VirtualClock(0);
+      const t = transportOf({ base: 'http://a.test', fetch: () => Promise.reject(broken(code)), clock });
+      budgetOf(t, 'write').learn(10);
+      await request(t, { path: '/', bucket: 'write' }).catch(() => {});
+      expect(budgetOf(t, 'write').left).toBe(left);
+    }
   });
 
   test('a connection that breaks may have carried it; a cause without end is not followed for ever', () => {
