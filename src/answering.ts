@@ -11,7 +11,7 @@ import { FrameTooLong, RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, isObject, type Json, metaIn } from './frames.ts';
 import { budgetOf, decided, type Transport } from './http.ts';
 import { REPLY_META } from './line.ts';
-import { Outbox, sayUnrefused } from './outbox.ts';
+import { Outbox, patiently, sayUnrefused } from './outbox.ts';
 import { type ReplyLimits, ReplyRooms } from './replies.ts';
 import { PATIENCE_MS } from './rooms.ts';
 import type { Signer } from './signer.ts';
@@ -110,10 +110,13 @@ export class Answering {
   async to(m: Incoming, named: unknown): Promise<Reply | undefined> {
     const channel = this.#channel;
     if (channel) {
-      const put = (text: string): Promise<Json> => channel.spill!.put(text);
+      const { signal } = this.#given;
+      const put = (text: string): Promise<Json> => patiently(this.#t.clock, () => channel.spill!.put(text), signal);
       return {
-        send: async (text, { isPart } = {}) =>
-          void (await channel.send(await this.#fit(text, put, isPart), { signal: this.#given.signal })),
+        send: async (text, { isPart } = {}) => {
+          const fit = await this.#fit(text, put, isPart);
+          await patiently(this.#t.clock, () => channel.send(fit, { signal }), signal);
+        },
       };
     }
     const room = await this.#replies.find(m.from, named);

@@ -544,11 +544,12 @@ function reasonOf(e: unknown): string {
 
 /**
  * The delay before the next attempt after `failures` + 1 failures, ms: exponential from 100 ms to 10 s, with up to half
- * subtracted as jitter, on top of the delay that the service asked for.
+ * subtracted as jitter. If the service asked for a delay, that, and on top at most a second: who waits much longer than
+ * others at the same address never gets a turn.
  */
 export function backoffMs(failures: number, cause: unknown, random: (bytes: number) => Uint8Array): number {
   const asked = TechnocoreError.is(cause) ? ((cause as RateLimited | Unavailable).retryAfterMs ?? 0) : 0;
-  const step = Math.min(100 * 2 ** failures, 10_000);
+  const step = Math.min(100 * 2 ** failures, asked > 0 ? 1000 : 10_000);
   return asked + step * (0.5 + randomFloat(random) / 2);
 }
 

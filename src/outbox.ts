@@ -4,7 +4,8 @@
  *
  * @module
  */
-import { TechnocoreError } from './errors.ts';
+import type { Clock } from './clock.ts';
+import { RateLimited, TechnocoreError } from './errors.ts';
 import { MAX_TEXT } from './frames.ts';
 import { budgetOf, randomFloat, type Transport } from './http.ts';
 import { type SigningKey, saySigned } from './rooms.ts';
@@ -57,11 +58,31 @@ export async function sayUnrefused(
   }
 }
 
+/**
+ * Writes, for as long as the service refuses only because the budget of this address is spent: others behind the same
+ * address may have it all for a while. A refused write was not executed.
+ *
+ * @throws what the last attempt threw; the signal's reason
+ */
+export async function patiently<T>(clock: Clock, write: () => Promise<T>, signal: AbortSignal): Promise<T> {
+  const until = clock.now() + LIMITED_MS;
+  for (;;) {
+    try {
+      return await write();
+    } catch (cause) {
+      if (!(cause instanceof RateLimited) || clock.now() >= until) throw cause;
+      await clock.sleep(Math.max(cause.retryAfterMs, 1000), signal);
+    }
+  }
+}
+
 /** How many writes may be under way at a time while the budget allows it. */
 const MAX_WRITING = 8;
 /** How many answers can wait, for one key and in all. */
 const MAX_OF_KEY = 256;
 const MAX_WAITING = 4096;
+/** How long a write is tried whose only hindrance is the budget, ms: as long as answers may wait in all. */
+const LIMITED_MS = 300_000;
 
 /** The outgoing answers of one server. */
 export class Outbox {
@@ -69,6 +90,7 @@ export class Outbox {
   readonly #write: (room: string, text: string) => Promise<unknown>;
   readonly #turns: Turns<Waiting>;
   readonly #lanes = new Set<string>();
+  readonly #over = new AbortController();
   #closed: { reason: unknown } | undefined;
 
   /** @param regulars the keys that take precedence over new ones */
@@ -124,6 +146,7 @@ export class Outbox {
   /** Writes nothing more. What waits is rejected with `reason`. */
   close(reason: unknown): void {
     this.#closed = { reason };
+    this.#over.abort(reason);
     for (let turn = this.#turns.next(() => true); turn; turn = this.#turns.next(() => true)) turn[1].reject(reason);
   }
 
@@ -134,8 +157,7 @@ export class Outbox {
       const [, one] = this.#turns.next((_, { lane }) => !this.#lanes.has(lane)) ?? [];
       if (!one) return;
       this.#lanes.add(one.lane);
-      one
-        .write()
+      patiently(this.#t.clock, one.write, this.#over.signal)
         .then(() => one.resolve(), one.reject)
         .finally(() => {
           this.#lanes.delete(one.lane);

@@ -414,6 +414,7 @@ describe('retrying', () => {
   test('fault 55: the pause is what was asked for, else grows to ten seconds, with jitter', () => {
     expect([0, 1, 2, 20].map((n) => backoffMs(n, undefined, half))).toEqual([75, 150, 300, 7500]);
     expect(backoffMs(0, new RateLimited('read', 2000), half)).toBe(2075);
+    expect(backoffMs(20, new RateLimited('read', 2000), half)).toBe(2750);
     const low = backoffMs(0, undefined, () => Uint8Array.of(0, 0, 0, 0));
     const high = backoffMs(0, undefined, () => Uint8Array.of(255, 255, 255, 255));
     expect([low, high]).toEqual([50, expect.closeTo(100, 1)]);

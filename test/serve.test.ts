@@ -13,6 +13,7 @@ import { defineTool, mcpLayer, toolsChanged } from '../src/mcp.ts';
 import { identityNote } from '../src/names.ts';
 import { setNote } from '../src/notes.ts';
 import { type Place, read } from '../src/rooms.ts';
+import { sealed } from '../src/sealed.ts';
 import { type ServeOptions, serve } from '../src/serve.ts';
 import type { Signer } from '../src/signer.ts';
 import {
@@ -626,6 +627,64 @@ describe.each(PROFILES)('once, %s', (profile) => {
     expect(w.runs).toEqual(['1']);
     expect(w.events).toContainEqual(expect.objectContaining({ kind: 'skipped', reason: 'old' }));
     await s.stop();
+  });
+
+  test('an answer waits while others at the address have the whole budget', async () => {
+    const w = serving(profile);
+    await w.open();
+    let spent = false;
+    const fetch = faulty(w.service.client('server'), (url, init) =>
+      spent && isSay(url, init)
+        ? new Response('429 rate limited\nretry after: 2s\n', { status: 429, headers: { 'retry-after': '2' } })
+        : undefined,
+    );
+    const s = await w.start({ fetch });
+    spent = true;
+    await w.say(ask('1', 'run', { n: 1 }), client, 100_000);
+    expect(await w.answers()).toEqual([]);
+    spent = false;
+    await w.clock.advance(5000);
+    expect(await w.answers()).toEqual([{ jsonrpc: '2.0', id: '1', result: null }]);
+    spent = true;
+    await w.say(ask('2', 'run', { n: 2 }), client, 400_000);
+    expect(w.kinds()).toContain('unanswered');
+    await s.stop();
+  });
+
+  test('an answer in a sealed room waits likewise, a short one and one in notes', async () => {
+    const w = world(profile);
+    let spent = false;
+    const fetch = faulty(w.service.client('server'), (url, init) =>
+      spent && (isSay(url, init) || /\/set\//.test(url) || init.method === 'POST')
+        ? new Response('429 rate limited\nretry after: 2s\n', { status: 429, headers: { 'retry-after': '2' } })
+        : undefined,
+    );
+    const [key, stop] = [new Uint8Array(32).fill(7), new AbortController()];
+    let go = (): void => {};
+    const methods = new Map<string, Handler>([
+      [
+        'text',
+        async ({ length }) => {
+          spent = true;
+          go();
+          return 'x'.repeat(length);
+        },
+      ],
+    ]);
+    const o = { ...w.o, fetch };
+    const over = serve(sealed('p-sealed', key, server, o), server, { ...o, methods, signal: stop.signal });
+    await w.clock.advance(50);
+    for (const length of [9, 9000]) {
+      const begun = new Promise<void>((resolve) => (go = resolve));
+      const channel = sealed('p-sealed', key, client, w.o);
+      const answer = call(channel, 'text', { length }, client, { ...w.o, timeoutMs: 200_000 });
+      await w.run(begun);
+      await w.clock.advance(100_000);
+      spent = false;
+      expect(await w.run(answer)).toHaveLength(length);
+    }
+    stop.abort();
+    await w.run(over);
   });
 
   test('what could not be written is kept, and comes for the same request', async () => {
