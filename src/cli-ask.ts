@@ -1,5 +1,5 @@
 /**
- * The command line: questions of another agent, which the person at the terminal answers. Without a terminal, or with
+ * The command line: another agent's questions, which the person at the terminal answers. Without a terminal, or with
  * `--json`, the question is printed.
  *
  * @module
@@ -14,7 +14,7 @@ type Schema = { [member: string]: Json };
 const schemaIn = (value: unknown): Schema => (isObject(value) ? (value as Schema) : {});
 const textIn = (value: unknown): string | undefined => (typeof value === 'string' ? shown(value) : undefined);
 
-/** The functions that answer the questions of a tool. */
+/** The functions that answer a tool's questions. */
 export function askedBack(args: Args): InputHandlers {
   const isAnswered = process.stdin.isTTY === true && process.stderr.isTTY === true && !args.json;
   const answers =
@@ -24,7 +24,7 @@ export function askedBack(args: Args): InputHandlers {
   return { elicit: answers(askForm), elicitUrl: answers(askPage) };
 }
 
-/** @throws TechnocoreError `input_required`, with what was asked */
+/** @throws a {@link TechnocoreError} `input_required` that quotes the question */
 async function unanswered(args: Args, params: Schema): Promise<never> {
   if (args.json) print(json({ inputRequired: params }, true));
   const { message, url, requestedSchema } = params;
@@ -35,7 +35,7 @@ async function unanswered(args: Args, params: Schema): Promise<never> {
   ].join('; ');
   throw new TechnocoreError(
     'input_required',
-    `the tool asks a question that can be answered on a terminal only: ${what}`,
+    `the tool asks a question that can only be answered on a terminal: ${what}`,
   );
 }
 
@@ -43,7 +43,7 @@ async function unanswered(args: Args, params: Schema): Promise<never> {
 
 async function askForm(args: Args, { message, requestedSchema }: Schema): Promise<ElicitResult> {
   const { properties, required } = schemaIn(requestedSchema);
-  tell(`\nThe tool asks: ${textIn(message) ?? ''}\nGive no secrets to strangers. Ctrl-D declines.`);
+  tell(`\nThe tool asks: ${textIn(message) ?? ''}\nDo not enter secrets. Ctrl-D declines.`);
   const fields = Object.entries(schemaIn(properties));
   if (fields.length === 0) return { action: await agreed(args), content: {} };
   const content: [name: string, value: Json][] = [];
@@ -68,7 +68,7 @@ async function agreed(args: Args): Promise<'accept' | 'decline'> {
 const TRUE = /^\s*(y|yes|true)\s*$/i;
 const FALSE = /^\s*(n|no|false)\s*$/i;
 
-/** The values that a field can have, if they are listed. */
+/** The values that a field can have, if its schema lists them. */
 function optionsOf({ enum: values, oneOf, anyOf }: Schema): Json[] | undefined {
   const titled = oneOf ?? anyOf;
   if (Array.isArray(values)) return values;
@@ -116,7 +116,7 @@ async function problemOf(value: Json, of: Schema): Promise<string | undefined> {
   }
 }
 
-/** Asks for one value. `given` is undefined if the field is left out; the result is if the person declines. */
+/** Asks for one value. `given` is undefined if the field is omitted; the result is undefined if the person declines. */
 async function askField(
   args: Args,
   name: string,
@@ -136,7 +136,7 @@ async function askField(
   }
 }
 
-/** The value of a typed line for a field; undefined if it is none. */
+/** The value of a typed line for a field; undefined if the line is not a valid value. */
 function valueFrom(line: string, of: Schema): Json | undefined {
   const text = line.trim();
   if (of['type'] === 'array') {

@@ -42,8 +42,8 @@ import { MISSING_CAPABILITY } from './toolcall.ts';
 const CALL: Record<string, Flag> = {
   ...SERVICE,
   ...KEY,
-  'reply-to': { value: 'mailbox', about: 'our mailbox, for the answer (default: one derived from the key)' },
-  peer: { value: 'did', about: 'accept an answer from this DID only' },
+  'reply-to': { value: 'mailbox', about: 'our mailbox for the answer (default: one derived from the key)' },
+  peer: { value: 'did', about: 'accept an answer only from this DID' },
   timeout: {
     value: 'seconds',
     about: 'how long to wait for the answer (default: 30; 5 if the service cannot be reached)',
@@ -143,7 +143,7 @@ export const callCommands: Record<string, Command> = {
     words: [2, 3],
     flags: {
       ...CALL,
-      notify: { about: 'send a notification and wait for no answer' },
+      notify: { about: 'send a notification, without waiting for an answer' },
     },
     more: `<to> is a mailbox or a DID. [params] is JSON, as in '{"a":1}'; if it is -, it is read from stdin. Exit code ${EXIT.refused} if the
 answer is an error.`,

@@ -25,7 +25,7 @@ import {
 /** Exit codes. Scripts may rely on them. */
 export const EXIT = {
   ok: 0,
-  /** Any failure without a code of its own. */
+  /** Any failure without its own code. */
   failed: 1,
   /** Wrong arguments; nothing was done. */
   usage: 2,
@@ -63,7 +63,7 @@ export interface Command {
   args: string;
   about: string;
   flags?: Record<string, Flag>;
-  /** The least and the greatest number of words after its name. Default: none. */
+  /** The minimum and maximum number of words after its name. Default: none. */
   words?: readonly [least: number, most: number];
   /** Further text for its own help. */
   more?: string;
@@ -78,16 +78,16 @@ export const SERVICE: Record<string, Flag> = {
 
 /** The flags of commands that sign. */
 export const KEY: Record<string, Flag> = {
-  dir: { value: 'directory', about: 'key directory, created at first use (default: $SIGN_SEED, else ~/.technocore)' },
+  dir: { value: 'directory', about: 'key directory, created on first use (default: $SIGN_SEED, else ~/.technocore)' },
 };
 
-/** How long a command waits in silence for a service that does not answer, ms; then it says so. */
+/** How long a command waits for a service that does not answer before it says so, ms. */
 const SILENCE_MS = 1500;
 /** How long stopping may take in silence when no call is in progress, ms. */
 const ENDING_MS = 1000;
 /**
- * How long a service is tried to which no connection was ever made, from the first failure on, ms: long enough for one
- * that is just starting, and short enough for a wrong address.
+ * How long connecting to a service is attempted if that has never succeeded, from the first failure on, ms: long enough
+ * for one that is just starting, and short enough for a wrong address.
  */
 const UNREACHED_MS = 5000;
 /** The shortest and the longest interval between two remarks that a service does not answer, ms. */
@@ -103,7 +103,7 @@ const ALL: Record<string, Flag> = {
   help: { about: 'show this help (also -h)' },
 };
 
-/** The flags of those options of the library that have another name here. */
+/** The flags for library options that have a different name here. */
 const FLAG_OF = new Map([
   ['timeoutMs', 'timeout'],
   ['replyTo', 'reply-to'],
@@ -111,7 +111,7 @@ const FLAG_OF = new Map([
 
 // --- arguments ---------------------------------------------------------------------------------------------------
 
-/** The parsed arguments of a run, and what depends on them: options for the library, remarks, and interruption. */
+/** The parsed arguments of a run, and what depends on them: library options, remarks, and interruption. */
 export class Args {
   readonly words: string[];
   readonly json: boolean;
@@ -226,7 +226,7 @@ export class Args {
     tell(this.json ? json({ code, message }, true) : shown(message));
   }
 
-  /** Tells a person at a terminal how to go on; scripts read it in the help. */
+  /** Tells a person at a terminal what to do next; scripts have the help. */
   hint(line: string): void {
     if (process.stdin.isTTY && !this.json) tell(line);
   }
@@ -253,10 +253,10 @@ export class Args {
   }
 
   /**
-   * The options for a command that ends by itself. If the service does not answer, the user is told once, after a while.
-   * If no connection to it was ever made, the command fails soon after, unless `--timeout` was given.
+   * The options for a command that ends by itself. If the service does not answer, the user is told once, after a
+   * while. If no connection was ever established, the command fails soon after that, unless `--timeout` was given.
    *
-   * @param unreached makes the error of that failure, of its cause and the time since the start. Default: the cause
+   * @param unreached makes the error for that failure from its cause and the time since the start. Default: the cause
    */
   service(unreached: (cause: TechnocoreError, afterMs: number) => TechnocoreError = (cause) => cause): Options {
     const { signal, ...reach } = this.#reach;
@@ -425,9 +425,9 @@ const WRONG_INPUT = /^(bad_(name|option|params|code|invite)|no_reply_address|emp
 /** The error codes after which another try may succeed. */
 const NO_ANSWER = /^(call_timeout|not_offered|unavailable|rate_limited)$/;
 
-/** The lines that were typed or pasted before their question was asked; undefined stands for the end of the input. */
+/** The lines that were typed or pasted before their question was asked; undefined means the end of the input. */
 const typedAhead: (string | undefined)[] = [];
-/** What was typed of the next line so far. */
+/** The beginning of the next line, as typed so far. */
 let begunAhead = '';
 
 /**
@@ -509,7 +509,7 @@ export function failure(e: unknown, args: Args): number {
   }
   const { code } = e;
   const { rpc, reason, retryAfterMs } = e as { rpc?: object; reason?: string; retryAfterMs?: number };
-  // A message written by the other side is left as it is.
+  // A message written by the other side is left unchanged.
   const message = rpc ? e.message : args.inFlags(e.message);
   tell(
     args.json ? json({ code, message, reason, retryAfterMs, ...(rpc && { rpc }) }, true) : shown(`${code}: ${message}`),

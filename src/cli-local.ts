@@ -43,12 +43,12 @@ function limitsFrom(texts: string[]): Partial<Limits> {
 }
 
 /**
- * The limits of the public service that are too high for this process, which keeps everything in memory: rooms and notes
- * may each take a quarter of what it can have.
+ * Lowers those limits of the public service that are too high for this process, which keeps everything in memory: rooms
+ * and notes may each use a quarter of its heap.
  */
 function memoryLimits({ roomBytesTotal, notes }: Limits): Partial<Limits> {
   const share = Math.floor(getHeapStatistics().heap_size_limit / 4);
-  // A character takes four bytes at most.
+  // A character takes at most four bytes.
   return {
     roomBytesTotal: Math.min(roomBytesTotal, share),
     notes: Math.min(notes, Math.floor(share / (4 * MAX_NOTE))),
@@ -86,9 +86,9 @@ export const localCommands: Record<string, Command> = {
       port: { value: 'port', about: 'port to listen on (default: a free one)' },
       host: {
         value: 'address',
-        about: 'address to listen on (default: 127.0.0.1); whoever reaches it can use the service',
+        about: 'address to listen on (default: 127.0.0.1); anybody who can reach it can use the service',
       },
-      profile: { value: 'modern|0.7', about: 'release to imitate (default: modern, the newest)' },
+      profile: { value: 'modern|0.7', about: 'release to emulate (default: modern, the newest)' },
       unlimited: { about: 'no limits on reads, writes and new rooms' },
       limit: {
         value: 'name=number',
@@ -96,7 +96,7 @@ export const localCommands: Record<string, Command> = {
         multiple: true,
       },
     },
-    more: `Prints its URL, for TECHNOCORE_URL. Everything is lost when it ends. The limits of an address, which all programs on this
+    more: `Prints its URL, for TECHNOCORE_URL. Everything is lost when it ends. The limits per address, which all programs on this
 machine share, are printed to stderr; with --json, all limits are printed with the URL.`,
     async run(args) {
       const ended = args.interruption();

@@ -1,5 +1,5 @@
 /**
- * The command line: connects an MCP server on one machine with a host on another. Neither accepts a connection.
+ * The command line: connects an MCP server on one machine with a host on another. Neither accepts connections.
  *
  * @module
  */
@@ -59,7 +59,7 @@ const LOUD = new Set([
   'unsaved',
 ]);
 
-/** An event as one line. Text that a stranger may have written is cut short and made safe for a terminal. */
+/** An event as one line. Text that may be untrusted is cut short and made safe for a terminal. */
 function eventLine({ kind, ...detail }: Event): string {
   const time = new Date().toTimeString().slice(0, 8);
   if (kind === 'call') {
@@ -122,7 +122,7 @@ const baseFlag = (args: Args): string[] => {
 
 // --- serve -------------------------------------------------------------------------------------------------------
 
-/** Words in commands and paths that say nothing about which server it is. */
+/** Words in commands and paths that do not identify a server. */
 const GENERIC = /^(npx|node|npm|exec|bunx?|deno|run|uvx?|python3?|index|main|cli|server|dist|build|lib|src|bin|)$/;
 
 /** A name for a server in a host's configuration: the first word of its command that is not {@link GENERIC}. */
@@ -147,7 +147,7 @@ async function serveOne(args: Args): Promise<number> {
   if (isPublic && (allowed.size > 0 || args.has('pair')))
     throw new Usage('--public lets everybody call; it excludes --allow and --pair');
   const signer = await args.signer();
-  // The same for the same key and command, and nobody else can guess it.
+  // The same key and command always give the same mailbox, which nobody else can guess.
   const mailbox = args.text('mailbox') ?? ownMailbox(signer, `mcp/${JSON.stringify(command)}`);
   if (!isMailbox(mailbox)) throw new Usage('--mailbox takes the name of a mailbox, like mb-p-something-unguessable');
   const home = await homeOf(args);
@@ -291,10 +291,10 @@ async function connectOne(args: Args): Promise<number> {
       `\nAn MCP host starts this command by itself, with this in its configuration:\n${hostBlock('remote', server)}\n`,
     );
     if (typed !== undefined) {
-      tell('The two sides are paired; nothing more is to be done here.');
+      tell('The two sides are paired; there is nothing more to do here.');
       return EXIT.ok;
     }
-    tell('Now waiting for MCP messages on stdin, as from a host; Ctrl-C quits.');
+    tell('Now waiting for MCP messages on stdin; Ctrl-C quits.');
   }
   const bridged = await bridgeHost(connect(), process.stdin, process.stdout, { onEvent, ...words });
   await Promise.race([bridged.ended, args.interruption()]);
@@ -316,7 +316,7 @@ async function overHttp(args: Args, bridge: HttpBridge, port: number): Promise<n
 }
 
 /**
- * Pairs with the server, unless that was done with this code before: a host passes the same `--pair` at every start.
+ * Pairs with the server, unless this code has been used before: a host passes the same `--pair` at every start.
  *
  * @returns a sentence that says which of the two happened
  */
@@ -352,10 +352,9 @@ export const mcpCommands: Record<string, Command> = {
       public: { about: 'let everybody call' },
       ...VERBOSE,
     },
-    more: `Only allowed and paired keys may call; paired ones are remembered in the key directory. Requests reach the command as they
-are: a caller can do whatever the command lets its user do. Options go before --.
-Prints the mailbox once the service and the command have answered. A command that dies is started again, unless it never
-answered.`,
+    more: `Only allowed and paired keys may call; paired ones are remembered in the key directory. Requests reach the command
+unchanged: a caller can do whatever the command lets its user do. Options go before --.
+Prints the mailbox once the service and the command have answered. A command that dies is restarted, unless it never answered.`,
     run: serveOne,
   },
   'mcp connect': {
@@ -367,18 +366,18 @@ answered.`,
       ...KEY,
       peer: {
         value: 'did',
-        about: 'accept answers from this DID only (default: the paired one, else the first that answers)',
+        about: 'accept answers only from this DID (default: the paired one, else the first that answers)',
       },
-      pair: { value: 'code', about: 'pair with the server, by the code that it printed; - asks for it' },
+      pair: { value: 'code', about: 'pair with the server, using the code that it printed; - prompts for it' },
       http: {
         value: 'port',
         about: 'serve Streamable HTTP on this port of 127.0.0.1 instead of stdio; 0: a free port',
       },
-      'reply-to': { value: 'mailbox', about: 'our mailbox, for the answers (default: one derived from the key)' },
+      'reply-to': { value: 'mailbox', about: 'our mailbox for the answers (default: one derived from the key)' },
       ...VERBOSE,
     },
-    more: `An MCP host starts this command and speaks to it over stdio. On a terminal it prints what goes into the host’s configuration.
-What the server says of its tools, and what they answer, is a stranger’s text, and goes to the host as it is.`,
+    more: `An MCP host starts this command and talks to it over stdio. On a terminal it prints what goes into the host’s configuration.
+The server’s descriptions and answers are untrusted text, and go to the host unchanged.`,
     run: connectOne,
   },
 };

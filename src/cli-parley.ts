@@ -20,13 +20,13 @@ const FLAGS = {
 /** The default relay: `$PARLEY_RELAY`, or else https://parley.chat. */
 const usualRelay = (): string => process.env['PARLEY_RELAY'] || 'https://parley.chat';
 
-/** The URL of the relay in a link. A link names only a host; scheme and path are known for the default relay alone. */
+/** The URL of the relay in a link. A link names only a host; scheme and path are known only for the default relay. */
 function relayOf({ relay: host }: Invite): string {
   const usual = usualRelay();
   return host === '' || host === new HttpRelay(usual).host ? usual : `https://${host}`;
 }
 
-/** The invite of a link, which a shell cuts at the `&` unless it is quoted. */
+/** The invite in a link, which a shell cuts at the `&` unless it is quoted. */
 function inviteOf(link: string): Invite {
   try {
     return Invite.parse(link.trim());
@@ -44,7 +44,7 @@ function unreached(cause: unknown): never {
   throw new Unavailable(`${cause.message}; ${where}`, cause.cause);
 }
 
-/** Our own end of a channel. */
+/** Our end of a channel. */
 interface End {
   own: Identity;
   session: Session;
@@ -118,14 +118,14 @@ async function talk(args: Args, { own, session }: End, { lines, close }: ReturnT
 export const parleyCommands: Record<string, Command> = {
   'parley open': {
     args: '',
-    about: 'Open an encrypted channel, print the link that lets one other in, and talk',
+    about: 'Open an encrypted channel, print the link that lets one other agent in, and talk',
     flags: {
       relay: { value: 'url', about: 'URL of the relay (default: $PARLEY_RELAY, else https://parley.chat)' },
       ...FLAGS,
       topic: { value: 'text', about: 'topic of the conversation; the other side sees it' },
     },
-    more: `Each line of stdin is sent, and its end closes the channel. Whoever has the link can join, so send it by a way that nobody
-else reads. A link contains only the host of the relay; https is assumed.`,
+    more: `Each line of stdin is sent, and its end closes the channel. Anybody with the link can join, so send it in a way that nobody
+else can read. A link contains only the host of the relay; https is assumed.`,
     async run(args) {
       const relay = (args.text('relay') ?? usualRelay()).replace(/\/+$/, '');
       const end = await endOf(args, relay);
@@ -151,8 +151,8 @@ else reads. A link contains only the host of the relay; https is assumed.`,
       },
       ...FLAGS,
     },
-    more: `Without [link], the first line of stdin is the link, which then does not show in the list of processes. A relay over http or
-under a path must be given with --relay, since a link does not contain that.`,
+    more: `Without [link], the first line of stdin is the link, which then does not appear in the process list. A relay that uses http
+or a path must be given with --relay, since a link does not contain these.`,
     async run(args) {
       const from = input();
       let relay = args.text('relay');

@@ -28,11 +28,11 @@ function placeOf(args: Args): { since?: number; limit?: number } {
   return { ...(since !== undefined && { since }), ...(limit !== undefined && { limit }) };
 }
 
-/** The note for an empty room: not an error, but maybe a mistyped name. */
+/** The remark about an empty room: not an error, but perhaps a mistyped name. */
 const nothingIn = (room: string, since: number | undefined): string =>
   `no messages in ${room}${since === undefined ? '' : ` after ${since}`}`;
 
-/** A message as a line for people. The name of the writer and the text come from strangers, so both are made safe. */
+/** A message as a line for people. The writer's name and the text are untrusted, so both are made safe. */
 const lineOf = ({ seq, ts, from, text }: Message): string => `[${seq}] ${shown(ts)} ${shown(from)} ${shown(text)}`;
 
 async function followed(args: Args, room: string): Promise<void> {
@@ -83,7 +83,7 @@ export const roomCommands: Record<string, Command> = {
       ...SERVICE,
       ...PLACE,
       wait: { value: 'seconds', about: 'with --since: how long to wait for a new message, up to 10' },
-      follow: { about: 'print new messages as they come, until Ctrl-C; with --since, first those that are there' },
+      follow: { about: 'print new messages as they arrive, until Ctrl-C; with --since, existing ones first' },
     },
     async run(args) {
       const room = args.words[0]!;
@@ -110,7 +110,7 @@ export const roomCommands: Record<string, Command> = {
     about: 'Check the signatures in a room, or one signature of a text',
     words: [1, 3],
     flags: { ...SERVICE, ...PLACE },
-    more: `<text> is the whole text that was signed, for a message "room|nonce|text". Exit code ${EXIT.refused} if a signature is invalid.
+    more: `<text> is the whole text that was signed; for a message, "room|nonce|text". Exit code ${EXIT.refused} if a signature is invalid.
 Services before 0.11 keep no signatures: their messages are "unverifiable".`,
     async run(args) {
       const [room = '', sig, canonical] = args.words;

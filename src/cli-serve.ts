@@ -70,18 +70,18 @@ function askedIn({ method, params }: { [member: string]: unknown } = {}): string
 }
 
 /**
- * Tracks the requests in progress, each from its admission by the ledger to its answer, and reports them line by line.
+ * Tracks each request in progress, from its admission by the ledger to its answer, and reports it as a line.
  */
 class Calls {
   readonly #tell: ((line: string) => void) | undefined;
-  /** The requests in progress, by the key and the id of the caller. */
+  /** The requests in progress, by caller and id. */
   readonly #begun = new Map<string, { at: number; name: string }>();
 
   constructor(told?: (line: string) => void) {
     this.#tell = told;
   }
 
-  /** The number of requests that are not answered yet. */
+  /** The number of unanswered requests. */
   get size(): number {
     return this.#begun.size;
   }
@@ -111,8 +111,8 @@ class Calls {
   }
 
   /**
-   * Wraps handlers, so that notifications, which the ledger never answers, are reported too. A proxy keeps the
-   * properties by which the library marks a handler.
+   * Wraps handlers, so that notifications, which the ledger never answers, are reported too. A proxy preserves the
+   * marks that the library puts on a handler.
    */
   named(handlers: Map<string, Handler>): Map<string, Handler> {
     const named = (name: string, handler: Handler): Handler =>
@@ -296,20 +296,20 @@ export const serveCommands: Record<string, Command> = {
       ...SERVICE,
       ...KEY,
       mailbox: { value: 'room', about: 'mailbox to serve (default: one derived from the key)' },
-      publish: { about: 'write the mailbox into the identity note, so that others can call the DID' },
+      publish: { about: 'write the mailbox to the identity note, so that others can call the DID' },
       allow: { value: 'did', about: 'let only this DID call; repeatable (default: everybody)', multiple: true },
-      concurrency: { value: 'count', about: 'most handlers at a time (default: 16)' },
+      concurrency: { value: 'count', about: 'maximum number of handlers at a time (default: 16)' },
       claim: { about: 'share the mailbox with other servers that use the same key' },
       state: {
         value: 'directory',
-        about: 'keep requests and the position in the mailbox there, across restarts; created if missing',
+        about: 'store requests and the position in the mailbox there, across restarts; created if missing',
       },
-      verbose: { about: 'log each call, and what was refused or skipped, to stderr' },
+      verbose: { about: 'log each call, and everything refused or skipped, to stderr' },
     },
     more: `The module exports ${OFFERS};
-or it registers them with \`methods.set\` and \`tool\` of technocore-rpc. If the module can import a copy of the package, it is
-served by that copy.
-Prints the mailbox and the DID once it is ready. Ctrl-C stops it after the calls that were begun are answered; a second Ctrl-C
+or it registers them with \`methods.set\` and \`tool\` from technocore-rpc. If the module can import a copy of the package, that
+copy serves it.
+Prints the mailbox and the DID once it is ready. Ctrl-C stops it after the calls in progress are answered; a second Ctrl-C
 stops it at once. Exit code ${EXIT.ok} after serving, ${EXIT.interrupted} if it was interrupted before it was ready.`,
     run: served,
   },

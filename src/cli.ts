@@ -94,7 +94,7 @@ process.stdout.on('error', (cause: NodeJS.ErrnoException) => {
   tell(isJson ? json({ code: 'failed', message }, true) : message);
   process.exit(EXIT.failed);
 });
-// A reader of stderr may quit; a server goes on without one.
+// A reader of stderr may quit; a server continues without one.
 process.stderr.on('error', () => {});
 
 try {
