@@ -325,7 +325,7 @@ test.skipIf(!existsSync('/usr/bin/script'))(
     const { code: exit, out: seen } = await terminal.done;
     expect(exit, seen).toBe(0);
     expect(seen).toContain(`Paired with ${serving.did}`);
-    expect(seen).toMatch(/"mcpServers"[\s\S]*nothing more is to be done here/);
+    expect(seen).toMatch(/"mcpServers"[\s\S]*there is nothing more to do here/);
   },
 );
 
