@@ -486,9 +486,9 @@ function noteFailure(t: Transport, cause: unknown): void {
 
 /** Whether a failure may be temporary, so that a read can be retried. */
 export function isTransient(e: unknown): boolean {
-  return (
-    TechnocoreError.is(e) && (e.code === 'unavailable' || e.code === 'rate_limited' || (e as HttpError).status === 408)
-  );
+  if (!TechnocoreError.is(e)) return false;
+  if (e.code === 'unavailable') return !isForbiddenHere(e);
+  return e.code === 'rate_limited' || (e as HttpError).status === 408;
 }
 
 /** Error codes of a connection that was never established: nothing can have been executed. */
@@ -508,18 +508,30 @@ const MEANINGS: { readonly [code: string]: string } = {
   ENOTFOUND: 'no such host',
 };
 
-/** An error and its chain of causes, up to five in all. */
+/**
+ * The platform's errors among an error and its chain of causes, up to five in all. Our own may quote what a stranger's
+ * server answered.
+ */
 function* causesOf(e: unknown): Generator<Record<string, unknown>> {
-  for (let cause = e, depth = 0; isObject(cause) && depth < 5; cause = cause['cause'], depth++) yield cause;
+  for (let cause = e, depth = 0; isObject(cause) && depth < 5; cause = cause['cause'], depth++) {
+    if (!TechnocoreError.is(cause)) yield cause;
+  }
+}
+
+/** Whether the platform refuses the address itself, which no repetition changes. */
+function isForbiddenHere(e: unknown): boolean {
+  for (const { name, message } of causesOf(e)) {
+    if (name === NO_PERMISSION || BLOCKED_PORT.test(String(message))) return true;
+  }
+  return false;
 }
 
 /** Whether a failed request was certainly never sent. False where the platform does not say. */
 export function neverSent(e: unknown): boolean {
-  for (const { code, name, message } of causesOf(e)) {
-    if (name === NO_PERMISSION || NEVER_MADE.test(String(code))) return true;
-    if (NEVER_MADE_WORDS.test(String(message)) || BLOCKED_PORT.test(String(message))) return true;
+  for (const { code, message } of causesOf(e)) {
+    if (NEVER_MADE.test(String(code)) || NEVER_MADE_WORDS.test(String(message))) return true;
   }
-  return false;
+  return isForbiddenHere(e);
 }
 
 /** True for the error of a fetch that was given an address with a user name or a password. */

@@ -295,8 +295,8 @@ function serveInVain(base: string, command: string[]): Running {
 }
 
 test('without a service neither mailbox nor code is shown, and Ctrl-C ends it', async () => {
-  const { child, done, shows } = serveInVain('http://127.0.0.1:1', [SERVERS.everything, 'stdio']);
-  await shows(({ err }) => /the service at http:\/\/127.0.0.1:1 does not answer/.test(err));
+  const { child, done, shows } = serveInVain('http://127.0.0.1:2', [SERVERS.everything, 'stdio']);
+  await shows(({ err }) => /the service at http:\/\/127.0.0.1:2 does not answer/.test(err));
   child.kill('SIGINT');
   expect(await done).toMatchObject({ code: 130, out: '' });
 });

@@ -333,11 +333,11 @@ describe('rooms', () => {
   });
 
   test('that no service is there is said at once, and Ctrl-C ends the wait', async () => {
-    const { run, child, done, shows } = start(['read', 'p-tail-78', '--follow', '--base', 'http://127.0.0.1:1']);
+    const { run, child, done, shows } = start(['read', 'p-tail-78', '--follow', '--base', 'http://127.0.0.1:2']);
     await shows(({ err }) => err !== '');
     child.kill('SIGINT');
     expect((await done).code).toBe(0);
-    expect(run.err).toMatch(/^the service at http:\/\/127.0.0.1:1 does not answer .*trying again\n$/);
+    expect(run.err).toMatch(/^the service at http:\/\/127.0.0.1:2 does not answer .*trying again\n$/);
   });
 
   test('then it is said ever more rarely, and another time at once', () => {
@@ -821,7 +821,7 @@ test('that a pairing code is not offered has the exit code of what is not answer
 
 test('serve says that no service is there, and when it ends before it was ready, that is no good end', async () => {
   await writeFile(join(home, 'one.mjs'), 'export const one = () => 1;');
-  const { child, done, shows } = start(['serve', join(home, 'one.mjs'), '--base', 'http://127.0.0.1:1']);
+  const { child, done, shows } = start(['serve', join(home, 'one.mjs'), '--base', 'http://127.0.0.1:2']);
   await shows(({ err }) => err.includes('does not answer'));
   child.kill('SIGINT');
   expect(await done).toMatchObject({ code: 130, out: '' });

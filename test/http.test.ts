@@ -25,7 +25,9 @@ import {
   shownBase,
   transportOf,
 } from '../src/http.ts';
-import { broken, faker, faulty, isGone, run, until, world } from './support.ts';
+import { setNote } from '../src/notes.ts';
+import { follow, read, say } from '../src/rooms.ts';
+import { broken, faker, faulty, isGone, run, signer, until, world } from './support.ts';
 import { settled, VirtualClock } from './virtual-clock.ts';
 
 const half = (): Uint8Array => Uint8Array.of(128, 0, 0, 0);
@@ -423,7 +425,35 @@ describe('retrying', () => {
   test('what is transient', () => {
     const yes = [new Unavailable('x'), new RateLimited('read', 1), new HttpError(408, '')];
     const no = [new HttpError(404, ''), new TypeError('x'), undefined, { code: 'unavailable' }];
-    expect([...yes, ...no].map(isTransient)).toEqual([true, true, true, false, false, false, false]);
+    // What the platform itself refuses, it refuses the next time too.
+    const denied = Object.assign(new Error('Requires net access to "a.test:80"'), { name: 'NotCapable' });
+    for (const cause of [denied, new TypeError('fetch failed', { cause: new Error('bad port') })])
+      no.push(new Unavailable('x', cause));
+    expect(yes.map(isTransient)).toEqual(yes.map(() => true));
+    expect(no.map(isTransient)).toEqual(no.map(() => false));
+  });
+
+  test('a port that fetch blocks ends a read, a write and a loop at once, as what it is', async () => {
+    const base = 'http://127.0.0.1:1';
+    for (const work of [
+      read('lobby', { base }),
+      say('lobby', 'ann', 'x', { base }),
+      signer(1).say('lobby', 'x', { base }),
+      follow('lobby', { base }).next(),
+      setNote('ns', 'key', 'x', { base }),
+    ]) {
+      await expect(work).rejects.toMatchObject({
+        code: 'unavailable',
+        message: expect.stringMatching(/fetch refuses/),
+      });
+    }
+  });
+
+  test('what a server says about ports and connections is only its word', () => {
+    for (const said of ['Requests to port 1 are blocked', 'x (y): client error (Connect): z', 'bad port']) {
+      const e = new Unavailable('the service answered 503', new HttpError(503, said, 'http', said));
+      expect([isTransient(e), neverSent(e)]).toEqual([true, false]);
+    }
   });
 
   const failing = (clock: VirtualClock, cause: unknown) => {
