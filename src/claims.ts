@@ -115,8 +115,18 @@ export interface Floor {
    * room.
    */
   readonly until?: number | undefined;
-  /** The floor to use once it turns out that the room was recreated before the partition was taken. */
-  readonly anew?: Floor;
+  /**
+   * The floor to use if it turns out that the room had been recreated before the partition was taken: if the last
+   * message that we saw then is in the new room.
+   */
+  readonly anew?: { readonly floor: Floor; readonly last: Seen };
+}
+
+/** What tells a message from those at the same `seq` in other rooms. */
+export interface Seen {
+  readonly seq: number;
+  /** When it was written, by the service's clock, ms. */
+  readonly at?: number | undefined;
 }
 
 interface Held {
@@ -180,11 +190,17 @@ export class Claims {
     return this.#idle.size === 0;
   }
 
-  /** Handles that the room was recreated and its `seq` starts over. */
-  reset(): void {
+  /**
+   * Handles that the room was recreated and its `seq` starts over.
+   *
+   * @param messages the messages of the new room, as far as it shows them
+   */
+  reset(messages: readonly Seen[]): void {
     this.#lives++;
+    const isIn = ({ seq, at }: Seen): boolean => messages.some((m) => m.seq === seq && m.at === at);
     for (const held of this.#held.values()) {
-      if (held.floor) held.floor = held.floor.anew ?? { done: 0, uncertain: 0 };
+      const { anew } = held.floor ?? {};
+      if (held.floor) held.floor = anew && isIn(anew.last) ? anew.floor : { done: 0, uncertain: 0 };
       else held.before = { ...held.before, done: 0 };
     }
   }
@@ -468,8 +484,8 @@ function floorBehind({ owner, done }: Part, place: Place, { lastSeq, at, isLater
   const { since, generation } = place;
   const end = Math.max(lastSeq, since);
   const isFree = owner === FREE;
-  // If it turns out that this is a later room, what stands there may be begun or finished all the same.
-  const anew = { done: 0, uncertain: isFree ? (done > lastSeq ? 0 : done) : lastSeq, until: at };
+  const floor = { done: 0, uncertain: isFree ? (done > lastSeq ? 0 : done) : lastSeq, until: at };
+  const anew = { floor, last: { seq: lastSeq, at } };
   // With generations, the `seq` goes on from one room to the next, and is enough.
   if (generation !== undefined || (!isLater && done <= end)) return { done, uncertain: isFree ? 0 : end, anew };
   if (isLater) return { done: done > lastSeq ? done : 0, uncertain: since, anew };

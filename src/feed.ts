@@ -57,8 +57,9 @@ export interface Listener {
    * Called when the room was recreated, before the messages of the new room are delivered.
    *
    * @param goesOn whether the `seq` continues from the old room
+   * @param messages those that will be delivered
    */
-  renewed?(goesOn: boolean): void;
+  renewed?(goesOn: boolean, messages: readonly Incoming[]): void;
   /** Called with the reason when nothing more will come. */
   end(cause: unknown): void;
   /** How many messages are likely to come soon; default 0. The more, the longer reads let them gather. */
@@ -553,7 +554,7 @@ export class Feed {
     if (gap?.reason === 'recreated') {
       // Generations tell that it goes on, unless the service lost them together with its rooms.
       const goesOn = this.#cursor.generation !== undefined && gap.oldest >= gap.expected;
-      tell(() => listener.renewed?.(goesOn));
+      tell(() => listener.renewed?.(goesOn, messages));
     }
     for (const m of messages) tell(() => listener.message(m));
     if (gap) tell(() => listener.gap(gap, before));

@@ -451,8 +451,8 @@ class Server implements Listener {
     if (!isLate) await this.#underway.ended();
   }
 
-  renewed(goesOn: boolean): void {
-    this.#share?.reset(goesOn);
+  renewed(goesOn: boolean, messages: readonly Incoming[]): void {
+    this.#share?.reset(goesOn, messages);
   }
 
   gap(gap: RingGap): void {

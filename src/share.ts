@@ -5,7 +5,7 @@
  * @module
  */
 import type { Incoming } from './channel.ts';
-import { type ClaimHooks, Claims, partitionOf } from './claims.ts';
+import { type ClaimHooks, Claims, partitionOf, type Seen } from './claims.ts';
 import { classify, type JsonObject } from './dispatch.ts';
 import { authorOf, drop } from './feed.ts';
 import { compact, decode, encodeLong, isObject, type Json } from './frames.ts';
@@ -136,12 +136,13 @@ export class Share {
    * Handles that the mailbox was recreated: the `seq` of the kept messages no longer tells whether they were begun.
    *
    * @param goesOn whether the `seq` continues where the old room ended
+   * @param messages the messages of the new room, as far as it shows them
    */
-  reset(goesOn: boolean): void {
+  reset(goesOn: boolean, messages: readonly Seen[]): void {
     for (const seq of [...this.#kept.keys()]) this.#drop(seq);
     this.#last = undefined;
     // If it continues, it still tells what others finished in the new room, even if we learn of that room late.
-    if (!goesOn) this.#claims.reset();
+    if (!goesOn) this.#claims.reset(messages);
   }
 
   /** Whether a handler for a caller may begin now. */
