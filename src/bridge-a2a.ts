@@ -1,6 +1,6 @@
 /**
  * The official A2A SDK over rooms: its request handler behind a mailbox, and rooms as a transport of its client. Both
- * have the shape that the SDK asks for; the SDK is not a dependency.
+ * have the shape that the SDK expects; the SDK is not a dependency.
  *
  * @module
  */
@@ -19,8 +19,8 @@ import { checkSigner } from './rooms.ts';
 import type { Signer } from './signer.ts';
 import { Seats } from './turns.ts';
 
-/** The methods with one answer, of A2A 1.0 and 0.3. */
-const PLAIN = [
+/** The methods of A2A 1.0 and 0.3 that return one response. */
+const UNARY = [
   'SendMessage',
   'GetTask',
   'ListTasks',
@@ -39,8 +39,8 @@ const PLAIN = [
   'tasks/pushNotificationConfig/delete',
   'agent/getAuthenticatedExtendedCard',
 ];
-/** The methods with many. */
-const STREAMS = ['SendStreamingMessage', 'SubscribeToTask', 'message/stream', 'tasks/resubscribe'];
+/** The methods that return a stream. */
+const STREAMING = ['SendStreamingMessage', 'SubscribeToTask', 'message/stream', 'tasks/resubscribe'];
 
 /** How long a stream may be silent, ms. */
 const SILENCE_MS = 600_000;
@@ -59,20 +59,20 @@ function isLast(result: unknown): boolean {
 
 // --- the agent's side --------------------------------------------------------------------------------------------
 
-/** What {@link a2aHandlerMethods} needs of the SDK's `JsonRpcTransportHandler`. */
+/** What {@link a2aHandlerMethods} needs from the SDK's `JsonRpcTransportHandler`. */
 export interface A2ARequestHandler<Context> {
   /** Answers a JSON-RPC request with a response, or with an async generator of them. */
   handle(request: Record<string, unknown>, context: Context): Promise<object>;
 }
 
 /**
- * Makes the methods of an agent that is written with the official A2A SDK, for `serve`. The caller is the key that
- * signed the request. Name it as the user in the context, since the SDK shows tasks only to the user who created them. A
- * request that comes twice runs once, like any that `serve` takes.
+ * Makes the methods for `serve` of an agent written with the official A2A SDK. The caller is the key that signed the
+ * request. Name it as the user in the context, since the SDK shows tasks only to the user who created them. A request
+ * that arrives twice runs once, as always with `serve`.
  *
  * @param handler the SDK's `JsonRpcTransportHandler`, or anything that does the same
  * @param contextOf makes the SDK's `ServerCallContext` from the caller's DID
- * @param o `clock`: the source of time, by which a stream ends after an hour
+ * @param o `clock`: the source of time; a stream ends after an hour
  * @returns the methods of A2A 1.0 and 0.3, for the option `methods` of `serve`
  * @example
  * ```ts
@@ -112,15 +112,15 @@ export function a2aHandlerMethods<Context>(
   const handle = (method: string, params: Json, call: CallContext): Promise<object> =>
     handler.handle({ jsonrpc: '2.0', id: 1, method, params }, contextOf(call.from, call));
   const methods = new Map<string, Handler>();
-  for (const method of PLAIN) {
+  for (const method of UNARY) {
     methods.set(method, async (params, call) => {
       const answer = await handle(method, params, call);
       if (!isStream(answer)) return resultIn(answer);
       await answer.return?.(undefined);
-      throw new TechnocoreError('bad_response', `${method} has one answer`);
+      throw new TechnocoreError('bad_response', `${method} must return one response, not a stream`);
     });
   }
-  for (const method of STREAMS) {
+  for (const method of STREAMING) {
     const run = async function* (params: Json, call: CallContext): AsyncGenerator<Json, Json> {
       const { stop: over, forget } = following(call.signal);
       const release = streams.take(call, () => over.abort());
@@ -128,7 +128,7 @@ export function a2aHandlerMethods<Context>(
         forget();
         throw busy('too many streams', 10_000);
       }
-      // A caller that goes away is not noticed, so every stream has an end.
+      // Nobody notices when a caller goes away, so every stream must end.
       clock.sleep(STREAM_MS, over.signal).then(
         () => over.abort(),
         () => {},
@@ -154,7 +154,7 @@ const resultIn = (response: unknown): Json => resultOf(JSON.parse(JSON.stringify
 /** The results of a stream; the last one is returned. */
 async function* results(answers: object, signal: AbortSignal): AsyncGenerator<Json, Json> {
   if (!isStream(answers)) return resultIn(answers);
-  const ended = new RpcError(INTERRUPTED, 'Interrupted: the stream ends here, and the task goes on');
+  const ended = new RpcError(INTERRUPTED, 'Interrupted: the stream ends here; the task continues');
   try {
     for (;;) {
       const { value, done } = await orAbort(answers.next(), signal).catch((cause) => {
@@ -166,7 +166,7 @@ async function* results(answers: object, signal: AbortSignal): AsyncGenerator<Js
       yield result;
     }
   } finally {
-    // Not awaited: it may wait for its task without end.
+    // Not awaited: it may wait for its task forever.
     answers.return(undefined).catch(() => {});
   }
 }
@@ -180,7 +180,7 @@ export type JsonRpcTransportFactory<Transport, Card> = new (o: {
 
 /** Options of {@link RoomTransportFactory}. */
 export interface RoomTransportOptions extends Omit<CallOptions, 'id' | 'batch'> {
-  /** The caller's own mailbox, to which answers go. */
+  /** The caller's own mailbox, for the answers. */
   replyTo: string;
 }
 
@@ -235,14 +235,14 @@ export class RoomTransportFactory<Transport, Card> {
    *
    * @param url the agent's mailbox as its card names it: `https://<service>/r/<mailbox>`
    * @param card the agent's card
-   * @throws `BadName` if it is not a mailbox, or not one of the service in the option `base`
+   * @throws `BadName` if the URL is not that of a mailbox, or not on the service in the option `base`
    */
   async create(url: string, card: Card): Promise<Transport> {
     const [, base, mailbox] = /^(https?:\/\/[^?#]+?)\/r\/([^/?#]+)$/.exec(String(url)) ?? [];
     if (base === undefined) throw new BadName(String(url), 'a mailbox has a URL like https://<service>/r/<mailbox>');
     checkMailbox(mailbox!);
     const own = this.#o.base?.replace(/\/+$/, '');
-    if (own !== undefined && own !== base) throw new BadName(url, `this client uses the service ${own} alone`);
+    if (own !== undefined && own !== base) throw new BadName(url, `this client only uses the service ${own}`);
     const carry = (_: unknown, init: RequestInit = {}): Promise<Response> =>
       carried(mailbox!, String(init.body), this.#signer, {
         ...this.#o,
@@ -256,7 +256,7 @@ export class RoomTransportFactory<Transport, Card> {
 /** Carries one HTTP request of the SDK through rooms, and answers it as an HTTP server would. */
 async function carried(mailbox: string, body: string, signer: Signer, o: RoomTransportOptions): Promise<Response> {
   const { id, method, params } = JSON.parse(body) as { id: Json; method: string; params?: Json };
-  if (!STREAMS.includes(method)) {
+  if (!STREAMING.includes(method)) {
     let answer: JsonObject | undefined;
     const take = (frame: JsonObject, kind: string): 'done' | undefined => {
       if (kind !== 'response') return undefined;
@@ -274,9 +274,9 @@ async function carried(mailbox: string, body: string, signer: Signer, o: RoomTra
     start: (controller) => {
       items = controller;
     },
-    cancel: () => left.abort(new TechnocoreError('left', 'nobody listens to the stream any more')),
+    cancel: () => left.abort(new TechnocoreError('left', 'the stream was cancelled by its reader')),
   });
-  // A refusal is a response with one error, as over HTTP, and not a stream.
+  // A refusal is a response with an error, not a stream, as over HTTP.
   const first = await new Promise<JsonObject | undefined>((resolve, reject) => {
     let isFirst = true;
     const take = (frame: JsonObject, kind: string): 'done' | number | undefined => {

@@ -1,6 +1,7 @@
 /**
- * The notifications that a host with a handshake expects without asking: changes of lists, and of the resources that it
- * follows. Without a handshake these take a subscription: one for all of them, which is renewed and replaced as needed.
+ * The notifications that a host with a handshake gets without asking: changes of lists, and of the resources that it
+ * follows. Without a handshake they require a subscription. There is one for all of them, renewed and replaced as
+ * needed.
  *
  * @module
  */
@@ -17,11 +18,11 @@ import {
 import { isObject } from './frames.ts';
 import type { Clock } from './http.ts';
 
-/** The most resources that one host can follow. */
+/** How many resources one host can follow. */
 const MAX_FOLLOWED = 256;
-/** How often the subscription is renewed, ms: a restart of the other side is not noticed otherwise. */
+/** How often the subscription is renewed, ms; otherwise a restart of the other side would go unnoticed. */
 const RENEW_MS = 900_000;
-/** How soon it is opened again after the other side ended it, ms; the later the more often that fails. */
+/** How soon it is opened again after the other side ended it, ms. Doubles with each failure. */
 const RELISTEN_MS = 2000;
 const MAX_RELISTEN_MS = 300_000;
 
@@ -37,12 +38,13 @@ interface Sides {
 /** Requests of the host that wait until a subscription is open. */
 type Waiting = { hostId: Id; uri: string }[];
 
+/** The changes that one host is notified of, and the subscription behind them. */
 export class Changes {
   readonly #o: Sides;
-  /** The subscriptions that have not ended, and the requests that wait for each. */
+  /** The open subscriptions by id, each with the requests that wait for it. */
   readonly #all = new Map<string, Waiting>();
   readonly #followed = new Set<string>();
-  /** The lists of which the server notifies; undefined until the host is ready for notifications. */
+  /** The lists that the server notifies of; undefined until the host is ready for notifications. */
   #lists: JsonObject | undefined;
   /** The newest subscription. */
   #current: string | undefined;
@@ -74,7 +76,7 @@ export class Changes {
     this.#all.clear();
   }
 
-  /** @throws an {@link RpcError} if it is not a resource, or there are too many */
+  /** @throws an {@link RpcError} if `uri` is not a string, or too many resources are followed */
   follow(hostId: Id, uri: unknown): void {
     if (typeof uri !== 'string') throw badParams('uri must be a string');
     if (this.#followed.size >= MAX_FOLLOWED) throw badParams(`No more than ${MAX_FOLLOWED} resources can be followed`);
@@ -86,7 +88,7 @@ export class Changes {
     if (this.#followed.delete(uri as string)) this.#listen();
   }
 
-  /** Opens a subscription. The one before ends once it is open. */
+  /** Opens a subscription. The previous one ends once this one is open. */
   #listen(waiting: Waiting = []): void {
     this.#renewal.abort();
     const uris = [...this.#followed];
@@ -97,7 +99,7 @@ export class Changes {
       if (before !== undefined) this.#end(before);
       return;
     }
-    // Requests that waited for the one before wait for this one.
+    // Requests that waited for the previous one wait for this one.
     const left = before === undefined ? [] : (this.#all.get(before)?.splice(0) ?? []);
     const id = this.#o.listen(notifications);
     this.#current = id;
@@ -144,7 +146,7 @@ export class Changes {
     const heard = new Set(Array.isArray(resourceSubscriptions) ? resourceSubscriptions : []);
     for (const { hostId, uri } of waiting.splice(0)) {
       if (!heard.has(uri)) this.#followed.delete(uri);
-      const why = 'The server does not tell of changes of this resource';
+      const why = 'The server does not notify of changes to this resource';
       this.#o.toHost(heard.has(uri) ? rpcResult(hostId, {}) : rpcError(hostId, METHOD_NOT_FOUND, why));
     }
     if (id !== this.#current) return;
@@ -153,7 +155,7 @@ export class Changes {
 
   /** Called when a subscription has ended, and not by us. */
   #lost(id: string, error?: unknown): void {
-    const { code, message } = carriedError(error ?? { message: 'The server does not tell of changes' });
+    const { code, message } = carriedError(error ?? { message: 'The server does not notify of changes' });
     for (const { hostId, uri } of this.#all.get(id) ?? []) {
       this.#followed.delete(uri);
       this.#o.toHost(rpcError(hostId, code, message));

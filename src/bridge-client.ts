@@ -1,7 +1,6 @@
 /**
- * The client side of the official MCP SDK over rooms. What its `Client` sends goes out as calls under ids of ours, so
- * that any number of clients can share one reply mailbox and one held read; what comes back gets the client's own ids
- * again.
+ * The client side of the official MCP SDK over rooms. What its `Client` sends goes out as calls under our own ids, so
+ * that any number of clients can share one reply mailbox and one held read. Answers get the client's ids back.
  *
  * @module
  */
@@ -32,16 +31,16 @@ export const LOST = 1006;
 
 /** How long a request may stay unanswered, ms, if the client does not give up sooner. */
 const TIMEOUT_MS = 3_600_000;
-/** The same for `server/discover`, so that the client learns why there is no server while its host still waits. */
+/** The same for `server/discover`: short, so that the client learns of a failure while its host still waits. */
 const DISCOVER_MS = 25_000;
 /** The same for a subscription. */
 const LISTEN_MS = 604_800_000;
-/** How long the answer to a subscription may take after the notification that it was ended, ms. */
+/** How long the answer to a subscription may take after the notification that it has ended, ms. */
 const GRACE_MS = 2000;
-/** How long closing waits until the server is told that nobody waits any more, ms. */
+/** How long closing waits for the cancellations to be written, ms. */
 const CLOSE_MS = 3000;
-/** Of how many requests the server is told when a client closes: each is a write. */
-const MAX_TOLD = 8;
+/** How many requests are cancelled at the server when a client closes: each takes a write. */
+const MAX_CANCELS = 8;
 
 /** Options of {@link RoomClientTransport}. */
 export interface RoomClientOptions extends Omit<CallOptions, 'id' | 'batch' | 'timeoutMs'> {
@@ -66,8 +65,8 @@ interface Pending {
   readonly isListening: boolean;
   readonly stop: AbortController;
   written: boolean;
-  /** The notification that it was ended, kept in case no answer follows. */
-  torn?: JsonObject;
+  /** The notification that the server ended it, kept in case no answer follows. */
+  ended?: JsonObject;
 }
 
 /**
@@ -76,9 +75,9 @@ interface Pending {
  *
  * If a request cannot be written, `send` rejects with an error of this library, and so does the client's request. If a
  * request was written and its answer is lost (messages of the reply mailbox were lost, or no answer came), the client
- * gets an error answer of code {@link LOST}, and may send the request anew. Since the client takes every error answer to
- * `server/discover` for one about revisions and does not report it, an answer there that is about something else (denied,
- * busy, lost) rejects `send` with an `RpcError` instead, and so rejects `connect`.
+ * gets an error response with code {@link LOST}, and may send the request again. The client takes every error response
+ * to `server/discover` for one about revisions, and does not report it. An error there that is about something else
+ * (denied, busy, lost) therefore rejects `send` with an `RpcError`, and so `connect`.
  *
  * @example
  * ```ts
@@ -93,12 +92,12 @@ interface Pending {
  * ```
  */
 export class RoomClientTransport {
-  /** Called once, when nothing more will come. Set by the SDK. */
+  /** Called once, when the transport has closed. Set by the SDK. */
   onclose?: (() => void) | undefined;
-  /** Called with errors on the way, such as the loss of an answer. Set by the SDK. */
+  /** Called with errors that do not close the transport, such as a lost answer. Set by the SDK. */
   onerror?: ((error: Error) => void) | undefined;
   /**
-   * Called with each message of the server, one in a turn of the event loop: of two in one turn, the SDK would process
+   * Called with each message of the server, one per turn of the event loop: of two in one turn, the SDK would process
    * the second first. Set by the SDK.
    */
   onmessage?: ((message: any) => void) | undefined;
@@ -150,8 +149,8 @@ export class RoomClientTransport {
    * Sends a message of the client. Resolves once it is written, or for `server/discover` once that is answered.
    *
    * @param message a JSON-RPC request or notification
-   * @throws `TechnocoreError` `closed` if the transport is not open; `duplicate_id` if a request with the same id still
-   * waits; `bad_frame` if it is neither request nor notification
+   * @throws `TechnocoreError` `closed` if the transport is not open; `duplicate_id` if a request with the same id is
+   * still waiting; `bad_frame` if the message is neither a request nor a notification
    * @throws what `call` throws before a request is written
    * @throws `RpcError` if `server/discover` is answered with an error that is not about revisions
    */
@@ -167,17 +166,19 @@ export class RoomClientTransport {
     }
   }
 
-  /** Closes the transport. Requests that wait are abandoned, and the server is told so, for three seconds at most. */
+  /**
+   * Closes the transport. Pending requests are abandoned, and cancelled at the server; this takes at most 3 seconds.
+   */
   async close(): Promise<void> {
     if (this.#state === 'closed') return;
     this.#state = 'closed';
     this.#forget?.();
     const written = [...this.#pending.values()].filter((one) => one.written);
     for (const one of this.#pending.values()) one.stop.abort(new TechnocoreError('closed', 'the transport was closed'));
-    const told = written.slice(-MAX_TOLD).map((one) => this.#cancel(one, 'the client is gone'));
+    const cancels = written.slice(-MAX_CANCELS).map((one) => this.#cancel(one, 'the client is gone'));
     this.#pending.clear();
     const over = new AbortController();
-    await Promise.race([Promise.all(told), this.#t.clock.sleep(CLOSE_MS, over.signal).catch(() => {})]);
+    await Promise.race([Promise.all(cancels), this.#t.clock.sleep(CLOSE_MS, over.signal).catch(() => {})]);
     over.abort();
     this.onclose?.();
   }
@@ -249,7 +250,7 @@ export class RoomClientTransport {
     const hand = (restored: JsonObject): Taken => {
       const frame = rpcNotification(method as string, { ...(params as JsonObject), ...restored });
       if (method === 'notifications/cancelled') {
-        one.torn = frame;
+        one.ended = frame;
         return GRACE_MS;
       }
       this.#deliver(frame);
@@ -261,7 +262,7 @@ export class RoomClientTransport {
         return hand({ progressToken: one.ownToken, _meta });
       case 'notifications/message':
         if (isOurs) return hand({ _meta });
-        // From a server that does not say to which request it belongs: passed on once, if log lines were asked for.
+        // From a server that does not say which request it belongs to: passed on once, if any request asked for logs.
         if (meta[REQUEST_ID] === undefined && this.#firstWithLogs() === one) hand({});
         return undefined;
       case 'notifications/cancelled':
@@ -286,11 +287,11 @@ export class RoomClientTransport {
     this.#pending.delete(key);
     one.stop.abort(new TechnocoreError('cancelled', 'the client cancelled the request'));
     const reason = params?.['reason'];
-    // A request that was not written yet never will be: there is nothing to cancel.
+    // A request that is not yet written never will be: there is nothing to cancel.
     if (one.written) await this.#cancel(one, typeof reason === 'string' ? reason.slice(0, 200) : undefined);
   }
 
-  /** Tells the server that nobody waits for the answer any more. */
+  /** Tells the server that nobody is waiting for the answer any more. */
   async #cancel({ minted }: Pending, reason: string | undefined): Promise<void> {
     const { signal: _, ...o } = this.#o;
     const params = { requestId: minted!, ...(reason !== undefined && { reason }) };
@@ -301,9 +302,9 @@ export class RoomClientTransport {
     }
   }
 
-  /** The frame that ends a request whose answer will not come. The client can ask again, by a new request. */
+  /** The frame that ends a request whose answer will not come. The client can ask again with a new request. */
   #lost(one: Pending, cause: unknown): JsonObject {
-    if (one.torn) return one.torn;
+    if (one.ended) return one.ended;
     const { code: reason, message } = TechnocoreError.is(cause) ? cause : { code: 'failed', message: String(cause) };
     this.onerror?.(cause instanceof Error ? cause : new Error(message));
     if (one.minted !== undefined && reason !== 'bad_response') void this.#cancel(one, 'the answer may be lost');
@@ -322,13 +323,13 @@ export class RoomClientTransport {
     } catch (cause) {
       this.#t.onEvent({ kind: 'handler-error', method: frame['method'], error: cause });
     }
-    // The next message waits until what the client has put off to its next turn is done.
+    // The next message waits until the client has done what it deferred to its next turn.
     this.#inbound.shift();
     if (this.#inbound.length > 0) nextTurn(this.#next);
   };
 }
 
-/** The error of an answer if its code is one of this library's, which are above 0, and not one of JSON-RPC or MCP. */
+/** The error of an answer if its code is one of this library, which are above 0, and not one of JSON-RPC or MCP. */
 function refusalIn({ error }: JsonObject): RpcError | undefined {
   const { code, message, data } = isObject(error) ? error : {};
   return typeof code === 'number' && code > 0 ? new RpcError(code, String(message), data) : undefined;

@@ -1,7 +1,7 @@
 /**
- * Finding out which revisions of MCP a server behind a bridge supports. It is asked by `server/discover` of 2026-07-28,
- * and if it does not know that, by the handshake of older revisions. A server may be slow to start, so late answers count
- * too.
+ * Finds out which revision of MCP the server behind a bridge supports. It is probed with `server/discover` of
+ * 2026-07-28, and if it does not know that, with the handshake of older revisions. A server may be slow to start, so
+ * late answers count too.
  *
  * @module
  */
@@ -14,10 +14,10 @@ import { CLIENT_CAPABILITIES } from './toolcall.ts';
 
 /** How long a server may take for `server/discover`, which it may not know, ms. */
 export const PROBE_MS = 5000;
-/** How long it may take for its handshake, ms. Some first download what they need. */
+/** How long it may take for the handshake, ms. Some servers first download what they need. */
 const GREET_MS = 120_000;
 
-/** What was found out about a server. */
+/** What the greeting found out about a server. */
 export interface Found {
   /** Whether it knows the revision without a handshake. */
   readonly isModern: boolean;
@@ -40,7 +40,7 @@ interface Sides {
 export class Greeting {
   readonly #o: Sides;
   #state: 'off' | 'probing' | 'greeting' | 'done' = 'off';
-  /** Whether it died of `server/discover`. */
+  /** Whether the server exited on `server/discover`. */
   #isProbeDeadly = false;
   #probes = 0;
   /** The id of the last handshake. */
@@ -51,7 +51,7 @@ export class Greeting {
     this.#o = o;
   }
 
-  /** Called when a new process has been started. */
+  /** Called when a process has started. */
   begin(): void {
     this.#probes++;
     if (this.#isProbeDeadly) this.#greet(HANDSHAKES[0]!);
@@ -91,7 +91,7 @@ export class Greeting {
     const names: Json[] | undefined = Array.isArray(supported) ? supported : undefined;
     if (names?.includes(MCP_VERSION)) this.#modern(objectIn(objectIn(result, '_meta'), SERVER_INFO));
     else if (this.#state === 'greeting') {
-      // A late answer, when all is known already.
+      // Too late: the handshake is under way.
     } else if (!names || names.some((name) => HANDSHAKES.includes(name as string))) this.#greet(HANDSHAKES[0]!);
     else {
       this.#timer.abort();

@@ -1,6 +1,6 @@
 /**
- * What the translations, in both directions, between the revisions of MCP with a handshake and the one without share: the
- * revisions, the shape of a transport, and what a message says about itself. Rules: MCP 2024-11-05 to 2026-07-28.
+ * What the translations between the revisions of MCP with a handshake and the one without share, in both directions:
+ * the revisions, the shape of a transport, and the metadata of messages. Rules: MCP 2024-11-05 to 2026-07-28.
  *
  * @module
  */
@@ -11,7 +11,7 @@ import { PROTOCOL_VERSION } from './mcp.ts';
 /** The revisions with a handshake, newest first. */
 export const HANDSHAKES: readonly string[] = ['2025-11-25', '2025-06-18', '2025-03-26', '2024-11-05'];
 
-/** The beginning of ids that are made here. */
+/** The prefix of ids that the bridge makes. */
 export const OURS = 'technocore-rpc:';
 
 /** What carries MCP messages in both directions: the shape of a transport of the official SDK. */
@@ -36,7 +36,7 @@ export const SHARED_METHODS: ReadonlySet<string> = new Set([
   'completion/complete',
 ]);
 
-/** The requests that may be answered with a question. */
+/** The requests that a server may answer with a question. */
 export const ASKING_METHODS: ReadonlySet<string> = new Set(['tools/call', 'prompts/get', 'resources/read']);
 
 /** The capability that each question requires. */
@@ -49,7 +49,7 @@ export const QUESTIONS: { readonly [method: string]: string } = {
 /** How often one request may be answered with questions. */
 export const MAX_ROUNDS = 10;
 
-/** A member, if it is an object; else an empty object. */
+/** A member of an object, if it is an object itself; else an empty object. */
 export function objectIn(parent: unknown, name: string): JsonObject {
   const value = isObject(parent) ? parent[name] : undefined;
   return isObject(value) ? (value as JsonObject) : {};
@@ -70,17 +70,18 @@ export function without(object: JsonObject, leftOut: (name: string) => boolean):
 export const isProtocolMeta = (name: string): boolean => /^(io\.modelcontextprotocol|chat\.technocore)\//.test(name);
 
 /**
- * The capabilities of a server that exist with and without a handshake. Others are left out, so that nobody uses them.
+ * The capabilities of a server that exist with and without a handshake. The rest are left out, so that nobody uses
+ * them.
  */
 export function sharedCapabilities(capabilities: unknown): JsonObject {
   const shared = ['tools', 'prompts', 'resources', 'completions', 'logging', 'experimental'];
   return isObject(capabilities) ? without(capabilities as JsonObject, (name) => !shared.includes(name)) : {};
 }
 
-/** The error of a response as it can be passed on: with its message, and no code that means something else there. */
+/** The error of a response as it can be passed on: with its message, but no code that means something else there. */
 export function carriedError(error: unknown): { code: number; message: string; data?: Json } {
   const { code, message, data } = isObject(error) ? error : {};
-  // Codes without a fixed meaning, and codes of the revisions with a handshake that the one without forbids.
+  // Codes from -32099 to -32000 mean something else in the other revision, or nothing, except for these three.
   const isFree = Number.isSafeInteger(code) && !((code as number) <= -32000 && (code as number) >= -32099);
   const isKnown = code === -32020 || code === -32021 || code === -32022;
   const kept = code === -32002 ? -32602 : isFree || isKnown ? (code as number) : INTERNAL_ERROR;
@@ -92,15 +93,15 @@ export function carriedError(error: unknown): { code: number; message: string; d
 }
 
 /**
- * A result as the revisions with a handshake have it: there, structured content is an object, and so are the root of its
- * schema and the properties in the root of a schema. Hosts that check this refuse the whole list for one tool.
+ * A result as the revisions with a handshake define it: structured content is an object, and so are the root of its
+ * schema and the properties there. Hosts that check this refuse the whole list because of one tool.
  */
 export function olderResult(method: string, result: JsonObject): JsonObject {
   const { tools, structuredContent: content } = result;
   if (method === 'tools/list' && Array.isArray(tools)) {
     return { ...result, tools: tools.map((tool) => (isObject(tool) ? olderTool(tool as JsonObject) : tool)) };
   }
-  // The official SDK wraps such values likewise.
+  // The official SDK wraps such values the same way.
   return method === 'tools/call' && content !== undefined && !isObject(content)
     ? { ...result, structuredContent: { result: content } }
     : result;

@@ -1,6 +1,6 @@
 /**
- * The headers that the HTTP binding of MCP 2026-07-28 requires beside the message, for those who look only at headers:
- * they are compared with the message, and the request is refused if they differ.
+ * The headers that the HTTP binding of MCP 2026-07-28 requires, for intermediaries that do not read the body. They
+ * repeat parts of the message, and a request is refused if they differ from it.
  *
  * @module
  */
@@ -13,7 +13,7 @@ import { remember } from './maps.ts';
 import { PROTOCOL_VERSION } from './mcp.ts';
 
 const HEADER_MISMATCH = -32020;
-/** How many tools have it remembered which of their parameters are in headers. */
+/** For how many tools the parameters that have headers are remembered. */
 const MAX_TOOLS = 4096;
 
 /** The parameter of each method that is also in `Mcp-Name`. */
@@ -46,7 +46,7 @@ export function checkHeaders(header: Header, message: JsonObject): void {
   const version = header('mcp-protocol-version');
   if (version === undefined) throw mismatch('MCP-Protocol-Version is missing');
   if (version !== objectIn(params, '_meta')[PROTOCOL_VERSION])
-    throw mismatch('MCP-Protocol-Version is not that of _meta');
+    throw mismatch('MCP-Protocol-Version is not the one in _meta');
   if (header('mcp-method') === undefined) throw mismatch('Mcp-Method is missing');
   if (header('mcp-method') !== method) throw mismatch('Mcp-Method is not the method');
   const named = Object.hasOwn(NAMED, method) ? NAMED[method]! : undefined;
@@ -59,7 +59,7 @@ export function checkHeaders(header: Header, message: JsonObject): void {
 /** The paths of the parameters that have a header of their own, by its name. */
 type Mirrored = Map<string, string[]>;
 
-/** The parameters that tools require in headers, as far as lists of tools were seen. */
+/** The parameters that tools require in headers, learned from the lists of tools that pass through. */
 export class ParamHeaders {
   readonly #tools = new Map<string, Mirrored>();
 
@@ -87,7 +87,7 @@ export class ParamHeaders {
       const given = header(`mcp-param-${name}`);
       const isThere = value !== undefined && value !== null;
       if (!isThere && given === undefined) continue;
-      if (!isThere) throw mismatch(`Mcp-Param-${name} stands for no argument`);
+      if (!isThere) throw mismatch(`Mcp-Param-${name} has no argument`);
       if (given === undefined) throw mismatch(`Mcp-Param-${name} is missing`);
       const text = decoded(given);
       const isSame = typeof value === 'number' ? text?.trim() !== '' && Number(text) === value : text === textOf(value);
@@ -99,7 +99,7 @@ export class ParamHeaders {
 /** A value as it is in a header; undefined unless it is a string, number or boolean. */
 const textOf = (value: Json | undefined): string | undefined => (typeof value === 'object' ? undefined : String(value));
 
-/** The annotated properties that can be reached through `properties` alone. */
+/** Collects the annotated properties that can be reached through nothing but `properties`. */
 function collect(schema: JsonObject, path: string[], into: Mirrored): void {
   if (path.length > 16) return;
   for (const [name, property] of Object.entries(objectIn(schema, 'properties'))) {

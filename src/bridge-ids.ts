@@ -1,5 +1,5 @@
 /**
- * Frames with other ids: an answer or notification with the ids that its recipient knows.
+ * Replaces ids in answers and notifications with those that the recipient knows.
  *
  * @module
  */
@@ -9,14 +9,14 @@ import { isObject, type Json, metaIn } from './frames.ts';
 import { SUBSCRIPTION_ID } from './mcp.ts';
 import { badResponse } from './mcp-peer.ts';
 
-/** Params or a result in which the subscription that `_meta` names, if it does, has the given id. */
+/** Params or a result in which the subscription that `_meta` names, if any, has the given id. */
 export function tagged(holder: JsonObject, id: Id): JsonObject {
   const meta = metaIn(holder);
   return SUBSCRIPTION_ID in meta ? { ...holder, _meta: { ...meta, [SUBSCRIPTION_ID]: id } } : holder;
 }
 
 /**
- * An answer under another id, with no members but those of an answer.
+ * An answer under another id, with only the members of an answer.
  *
  * @throws a {@link TechnocoreError} `bad_response` if it is not an answer
  */

@@ -1,6 +1,6 @@
 /**
- * JSON-RPC as lines: the framing of MCP's stdio, in both directions and with limits. Whatever is written into the stream,
- * one bad line is one skipped line.
+ * JSON-RPC as lines: the framing of MCP's stdio, in both directions and with limits. A bad line is skipped; the lines
+ * after it are not affected.
  *
  * @module
  */
@@ -8,22 +8,22 @@ import type { Readable, Writable } from 'node:stream';
 import { TechnocoreError } from './errors.ts';
 import { decode, type Frame } from './frames.ts';
 
-/** Most bytes of one line. What a room carries is far smaller; what is larger can at least be told to be so. */
+/** Maximum bytes of one line. A room carries far less; up to here, a line that is too long can be answered. */
 const MAX_LINE = 16 << 20;
-/** How much of both ends of a longer line is searched for its id. */
+/** How many bytes at each end of a longer line are searched for its id. */
 const ENDS = 256;
-/** The most bytes that wait for a reader who does not read. */
+/** How many bytes may wait for a reader that does not read. */
 const MAX_UNREAD = 64 << 20;
 
 const NEWLINE = 0x0a;
 
-/** What takes the lines. */
+/** Receives the lines. */
 export interface LineReader {
   /** Takes a line that holds a JSON object or array. */
   frame(frame: Frame): void;
   /** Takes the first characters of any other line. */
-  junk?(begin: string): void;
-  /** Told of a line that is too long, with its id if that stands at one of its ends. */
+  junk?(start: string): void;
+  /** Called for a line that is too long, with its id if that is at one of its ends. */
   tooLong?(bytes: number, id: string | number | undefined): void;
 }
 
@@ -33,7 +33,7 @@ export class Lines {
   readonly #max: number;
   #parts: Uint8Array[] = [];
   #bytes = 0;
-  /** The beginning, and the end so far, of a line that is too long. */
+  /** The first bytes, and the last ones so far, of a line that is too long. */
   #head: Uint8Array | undefined;
   #tail: Uint8Array = new Uint8Array();
 
@@ -86,8 +86,8 @@ export class Lines {
 const textOf = (bytes: Uint8Array): string => new TextDecoder().decode(bytes);
 
 /**
- * The id of a response of which only both ends are known. At its very begin or end, only the outermost object can have
- * it: whatever is inside of it is closed by more than one brace.
+ * The id of a response of which only the ends are known. Right at the start or the end it can only be that of the
+ * outermost object: anything nested is closed by more than one brace.
  */
 function idAtAnEnd(head: string, tail: string): string | number | undefined {
   const [, id] =
@@ -103,14 +103,14 @@ export class LineWriter {
 
   constructor(stream: Writable) {
     this.#stream = stream;
-    // The reader may end at any time. Each write gets that error by itself.
+    // The reader may go away at any time. Each write reports that error itself.
     stream.on('error', () => {});
   }
 
   /**
-   * Writes a line. Resolves once it is passed to the stream.
+   * Writes a line. Resolves once the stream has taken it.
    *
-   * @throws a {@link TechnocoreError} `closed` if nobody reads any more, or too much waits unread
+   * @throws a {@link TechnocoreError} `closed` if the reader is gone, or too much is unread
    */
   write(frame: object): Promise<void> {
     const stream = this.#stream;

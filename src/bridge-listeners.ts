@@ -11,11 +11,11 @@ import type { Clock } from './http.ts';
 import { SUBSCRIPTION_ID } from './mcp.ts';
 import { Budget } from './notices.ts';
 
-/** The most resources that one subscription can follow. */
+/** How many resources one subscription can follow. */
 const MAX_FOLLOWED = 64;
 /**
- * The most notifications that wait. Beyond it, changes of parts are notified by the resource that is followed, of which
- * there are only so many.
+ * How many notifications may wait. Beyond that, a change in a part of a resource is reported as one of the followed
+ * resource, and the number of those is limited.
  */
 const MAX_DUE = 256;
 
@@ -37,16 +37,16 @@ interface Listener {
 interface Sides {
   clock: Clock;
   send(message: JsonObject): void;
-  /** Called when the server should begin, or can stop, to notify of a resource. */
+  /** Called when the server should start, or can stop, notifying of a resource. */
   follow(uri: string, isFollowed: boolean): void;
 }
 
-/** The subscriptions, by their ids. How many there may be, and for how long, is decided elsewhere. */
+/** The subscriptions, by id. How many there may be, and for how long, is decided elsewhere. */
 export class Listeners {
   readonly #o: Sides;
   readonly #all = new Map<Id, Listener>();
   readonly #budget: Budget;
-  /** Notifications that are not sent yet, with their subscription. Equal ones are sent once. */
+  /** Notifications that are not yet sent, with their subscription. Equal ones are sent once. */
   readonly #due = new Map<string, { id: Id; notice: JsonObject }>();
   #isSending = false;
 
@@ -90,7 +90,7 @@ export class Listeners {
     return [...this.#all.values()].some(({ uris }) => uris.has(uri));
   }
 
-  /** Called when the server was started again: it must follow the resources anew, and may have other capabilities. */
+  /** Called when the server has restarted: it must follow the resources again, and may have other capabilities. */
   again(capabilities: JsonObject): void {
     for (const listener of this.#all.values()) listener.uris.clear();
     for (const [id, listener] of this.#all) {
@@ -102,7 +102,7 @@ export class Listeners {
   /** Takes a notification of the server. */
   changed(method: string, { _meta, ...params }: JsonObject): void {
     const { uri } = params;
-    // The resource in the notification may be a part of the one that is followed.
+    // The resource in the notification may be a part of the followed one.
     const isOf = (one: string): boolean =>
       uri === one || (typeof uri === 'string' && uri.startsWith(one.endsWith('/') ? one : `${one}/`));
     for (const [id, { methods, uris }] of this.#all) {

@@ -1,7 +1,7 @@
 /**
- * Pages for lists that are too long for one frame: servers of the SDK answer with whole lists, and only callers that read
- * answers from notes could take those. A cursor of ours says of which page of the server a page of ours is a part, and
- * where it begins.
+ * Pages for lists that are too long for one frame: servers of the SDK answer with whole lists, and only callers that
+ * read answers from notes could take those. A cursor of ours names the page of the server, and where in it our page
+ * starts.
  *
  * @module
  */
@@ -19,7 +19,7 @@ const MEMBERS: ReadonlyMap<string, string> = new Map([
 
 const PREFIX = 'tc1.';
 
-/** Where a page begins: in which page of the server, and after how many of its items. */
+/** Where a page starts: in which page of the server, and after how many of its items. */
 export interface Place {
   /** The server's own cursor; absent for its first page. */
   readonly cursor?: string;
@@ -30,7 +30,7 @@ const cursorOf = ({ cursor, skip }: Place): string =>
   `${PREFIX}${toBase64url(utf8(JSON.stringify(cursor === undefined ? [skip] : [skip, cursor])))}`;
 
 /**
- * The place that the params of a list name.
+ * The place that the params of a list request name.
  *
  * @throws an {@link RpcError} if the cursor looks like one of ours and is not
  */
@@ -49,7 +49,7 @@ export function placeIn({ cursor }: JsonObject): Place {
 export const isList = (method: string): boolean => MEMBERS.has(method);
 
 /**
- * The page of an answer that begins at a place: all the rest if it fits, else as many items as fit.
+ * The page of an answer that starts at a place: all the rest if it fits, else as many items as fit.
  *
  * @throws an {@link RpcError} if the list has become shorter than that
  */
@@ -71,7 +71,7 @@ export function pageOf(method: string, answer: JsonObject, place: Place, limit: 
   if (encodeLong(whole).length <= limit) return whole;
   const next = (count: number): string => cursorOf({ ...place, skip: place.skip + count });
   let left = limit - encodeLong(page([], next(items.length))).length;
-  // An item that is too long for a frame gets a page of its own, which can be refused.
+  // An item that is too long for a frame gets its own page, which can be refused.
   const over = items.findIndex((item) => (left -= encodeLong(item).length + 1) < 0);
   const count = Math.max(1, over < 0 ? items.length - 1 : over);
   return count < items.length ? page(items.slice(0, count), next(count)) : whole;

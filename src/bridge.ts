@@ -1,7 +1,7 @@
 /**
- * Transports for the official SDKs. MCP: its `Client` and its servers talk through rooms, sealed rooms or parley sessions
- * without knowing of them. A2A: its request handler behind a mailbox, and its client in front of one. All have the shape
- * that the SDKs ask for; the SDKs are not dependencies of this package.
+ * Transports for the official SDKs. MCP: its `Client` and its servers talk through rooms, sealed rooms or parley
+ * sessions without knowing it. A2A: its request handler serves a mailbox, and its client calls one. All have the shape
+ * that the SDKs expect; the SDKs are not dependencies of this package.
  *
  * @packageDocumentation
  */
