@@ -468,7 +468,7 @@ export class Call implements CallContext {
   async item(result: unknown): Promise<void> {
     if (this.id === undefined) return;
     const sent = await this.emit(rpcResult(this.id, toJson(result)));
-    if (sent === false) throw new RpcError(INTERNAL_ERROR, 'A part of the answer could not be sent');
+    if (sent === false) throw new RpcError(INTERRUPTED, 'Interrupted: a part of the answer could not be sent');
     if (RpcError.is(sent)) throw sent;
   }
 

@@ -8,7 +8,7 @@ import { type A2AItem, a2aText } from '../src/a2a-types.ts';
 import type { Handler } from '../src/dispatch.ts';
 import { serve } from '../src/serve.ts';
 import { behave, CARD } from './a2a-fixture.mjs';
-import { faulty, isSay, signer, type World, world } from './support.ts';
+import { broken, faulty, isSay, signer, type World, world } from './support.ts';
 
 const MAILBOX = 'mb-p-agent';
 const [server, caller, stranger] = [signer(1), signer(2), signer(3)];
@@ -24,12 +24,14 @@ async function stage(
   card: A2ACardInfo = { ...CARD, capabilities: { streaming: true } },
   only: (methods: Map<string, Handler>) => Map<string, Handler> = (methods) => methods,
   w: World = world(),
+  fetch: typeof globalThis.fetch = w.o.fetch,
 ): Promise<Stage> {
   const agent = a2aAgent(handler, card, { clock: w.clock });
   const stop = new AbortController();
   const served = new Promise<void>((ready, failed) => {
     const over = serve(MAILBOX, server, {
       ...w.o,
+      fetch,
       methods: only(agent.methods),
       signal: stop.signal,
       onReady: ready,
@@ -442,6 +444,27 @@ describe('other agents', () => {
     expect(kinds().filter((kind) => kind === 'spilled')).toHaveLength(LENGTHS.length / 2);
   });
 
+  test('a step that could not be sent ends no stream: the task is yielded as it then is', async () => {
+    const w = world();
+    let isDown = false;
+    const fetch = faulty(w.o.fetch, (url, init) =>
+      isDown && isSay(url, init) ? Promise.reject(broken('ECONNREFUSED')) : undefined,
+    );
+    const handler: A2AHandler = async (_, task) => {
+      await task.update('working', 'begun');
+      await w.clock.sleep(1000);
+      isDown = true;
+      await task.artifact({ text: 'lost' });
+      // Longer than anything is tried.
+      await w.clock.sleep(35_000);
+      isDown = false;
+    };
+    const { run, call } = await stage(handler, undefined, undefined, w, fetch);
+    const items = await run(all(a2aStream(MAILBOX, 'x', caller, call)));
+    expect(items.map(brief)).toEqual(['task SUBMITTED', 'WORKING', 'WORKING', 'task COMPLETED']);
+    expect(a2aText(items.at(-1)!.task!.artifacts![0]!)).toBe('lost');
+  });
+
   test('a step that no note can take ends the stream with an error', async () => {
     const w = world('modern', { notes: 1 });
     const { run, call } = await stage(
@@ -451,7 +474,7 @@ describe('other agents', () => {
       w,
     );
     expect(await failure(run(all(a2aStream(MAILBOX, 'x', caller, call))))).toMatchObject({
-      rpc: { code: -32603, message: 'A part of the answer could not be sent' },
+      rpc: { code: -32603, message: expect.stringContaining('too large') },
     });
     expect(w.kinds()).toContain('unspilled');
   });

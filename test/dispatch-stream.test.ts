@@ -58,7 +58,7 @@ describe('a handler that is a generator', () => {
       },
       { emit: async () => false },
     );
-    expect(answer.error).toEqual({ code: -32603, message: 'A part of the answer could not be sent' });
+    expect(answer.error).toEqual({ code: 1001, message: 'Interrupted: a part of the answer could not be sent' });
     expect(cleaned).toBe(true);
     const why = new RpcError(-32603, 'too large', { chars: 9, limit: 8 });
     const told = await ask(

@@ -270,9 +270,7 @@ export class Caller extends Program {
           if (task) continue;
           return undefined;
         }
-        // A part of a stream may be what is lost.
-        const isPart = cause instanceof RpcError && /^A part of the answer/.test(cause.rpc.message);
-        if (!TechnocoreError.is(cause) || (cause.code === 'rpc' && !isPart)) throw cause;
+        if (!TechnocoreError.is(cause) || cause.code === 'rpc') throw cause;
         this.world.invariants.typed(this.name, cause);
         return undefined;
       }
