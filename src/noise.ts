@@ -211,12 +211,13 @@ export class Handshake {
    * @throws a {@link HandshakeFailed} if it is the other end's turn, or the other end's key is of small order
    */
   write(payload: Uint8Array): Uint8Array {
+    const own = checkBytes(payload, 'the payload');
     return this.#process(true, (state, token) => {
       if (token === 'e') {
         state.e = x25519(this.#ephemeral());
         return state.e.publicKey;
       }
-      return state.encryptAndHash(token === 's' ? this.#identity.publicKey : payload);
+      return state.encryptAndHash(token === 's' ? this.#identity.publicKey : own);
     }).message;
   }
 
@@ -228,15 +229,16 @@ export class Handshake {
    * holds a key of small order
    */
   read(message: Uint8Array): Uint8Array {
+    const own = checkBytes(message, 'the message');
     let at = 0;
     const take = (length: number): Uint8Array => {
-      if (message.length - at < length) throw new HandshakeFailed('too short');
-      return message.slice(at, (at += length));
+      if (own.length - at < length) throw new HandshakeFailed('too short');
+      return own.slice(at, (at += length));
     };
     return this.#process(false, (state, token) => {
       if (token === 'e') return (state.re = take(32));
       if (token === 's') return (state.rs = state.decryptAndHash(take(48)));
-      return state.decryptAndHash(message.slice(at));
+      return state.decryptAndHash(own.slice(at));
     }).last;
   }
 
@@ -316,14 +318,16 @@ export function createTransport({ send, receive }: TransportKeys): Transport {
   let last = -1n;
   return {
     seal(seq, plaintext) {
+      const own = checkBytes(plaintext, 'the plaintext');
       const next = exact(seq);
       if (next <= last || next > LAST_SEQ) throw new BadNonce(`seq ${next} is not above ${last}`);
       last = next;
-      return sealer.seal(nonceOf(next), plaintext);
+      return sealer.seal(nonceOf(next), own);
     },
     open(seq, sealed) {
+      const own = checkBytes(sealed, 'the sealed text');
       const n = exact(seq);
-      const plain = n >= 0n && n <= LAST_SEQ ? opener.open(nonceOf(n), sealed) : undefined;
+      const plain = n >= 0n && n <= LAST_SEQ ? opener.open(nonceOf(n), own) : undefined;
       if (plain === undefined) throw new DecryptError('tag', `frame ${seq} is not authentic`);
       return plain;
     },

@@ -4,9 +4,9 @@
  *
  * @module
  */
-import { concat, toBase64url, toHex, utf8, withPlus } from './bytes.ts';
+import { bytesOf, concat, toBase64url, toHex, utf8, withPlus } from './bytes.ts';
 import { check32, checkBytes, randomBytes, sha256, type X25519Key, x25519 } from './crypto.ts';
-import { BadInvite, DecryptError, TechnocoreError } from './errors.ts';
+import { BadInvite, checkText, DecryptError, TechnocoreError } from './errors.ts';
 import { isObject } from './frames.ts';
 import type { KeyPair } from './noise.ts';
 
@@ -193,11 +193,13 @@ export class Invite {
    */
   constructor(o: { relay: string; channel: ChannelID; key: PublicKey; secret: Secret }) {
     if (!isHost(o?.relay)) throw new BadInvite('bad relay');
-    if (o?.channel?.length !== 16) throw new BadInvite('bad channel');
-    if (o.key?.length !== 32) throw new BadInvite('bad key');
+    const [channel, key] = [bytesOf(o?.channel), bytesOf(o?.key)];
+    if (channel?.length !== 16) throw new BadInvite('bad channel');
+    if (key?.length !== 32) throw new BadInvite('bad key');
+    if (typeof o.secret?.joinToken !== 'function') throw new BadInvite('bad secret');
     this.relay = o.relay;
-    this.channel = o.channel.slice();
-    this.key = o.key.slice();
+    this.channel = channel.slice();
+    this.key = key.slice();
     this.secret = o.secret;
   }
 
@@ -268,12 +270,12 @@ const lossy: TextDecoder = /* @__PURE__ */ new TextDecoder('utf-8', { ignoreBOM:
 /**
  * Encodes a message as the plaintext of a frame: one byte for the kind, then the text.
  *
- * @throws a {@link TechnocoreError} `bad_frame` if there is no such kind
+ * @throws a {@link TechnocoreError} `bad_frame` if there is no such kind; `bad_text` if the text is not a string
  */
 export function marshalMessage(m: Message): Uint8Array {
   const kind = KINDS.indexOf(m?.kind);
   if (kind < 1) throw new TechnocoreError('bad_frame', 'no such kind of message');
-  return concat(Uint8Array.of(kind), utf8(m.text));
+  return concat(Uint8Array.of(kind), utf8(checkText(m.text, 'the text')));
 }
 
 /**

@@ -4,6 +4,7 @@
  * @module
  */
 import { fromBase64, toBase64, toBase64url } from './bytes.ts';
+import { checkBytes } from './crypto.ts';
 import { RelayRefused, TechnocoreError, Unavailable } from './errors.ts';
 import { isObject, parseExact } from './frames.ts';
 import { failureOf, type Options, type Request, request, retrying, type Transport, transportTo } from './http.ts';
@@ -128,7 +129,7 @@ export class HttpRelay implements Relay {
   async send(membership: Membership, frame: Frame, o?: Abortable): Promise<void> {
     const { seq, type, payload } = frame;
     // Built by hand: a seq may have more digits than a number holds.
-    const body = `{"seq":${seq},"type":${type},"payload":"${toBase64(payload)}"}`;
+    const body = `{"seq":${seq},"type":${type},"payload":"${toBase64(checkBytes(payload, 'the payload'))}"}`;
     const post = async (): Promise<void> => {
       const text = await this.#ask(membership, { path: '/frames', body }, 'nobody', o);
       // A proxy's page does not confirm that the frame arrived.

@@ -15,6 +15,7 @@ import {
   CapacityReached,
   checkFunction,
   checkObject,
+  checkText,
   DecryptError,
   HandshakeFailed,
   RingGap,
@@ -284,6 +285,7 @@ export class Session implements Channel {
    */
   async open(topic: string, o: Abortable = {}): Promise<Invite> {
     const signal = this.#signal(o);
+    checkText(topic, 'the topic');
     return this.#turn('post', signal, async () => {
       this.#unused();
       const { length } = marshalHandshakePayload({ topic, capabilities: {} });
@@ -313,7 +315,7 @@ export class Session implements Channel {
   async join(invite: Invite | string, o: Abortable = {}): Promise<void> {
     const signal = this.#signal(o);
     return this.#turn('post', signal, async () => {
-      const { channel, key, secret, relay } = typeof invite === 'string' ? Invite.parse(invite) : invite;
+      const { channel, key, secret, relay } = typeof invite === 'string' ? Invite.parse(invite) : new Invite(invite);
       if (this.#s.initiator && equalBytes(channel, this.#seat().channel)) {
         if (!this.#s.outbox.length) throw refused('full');
       } else {
@@ -346,6 +348,7 @@ export class Session implements Channel {
   async send(text: string, o: Abortable = {}): Promise<{ seq: number }> {
     const signal = this.#signal(o);
     const { queue } = this.#s;
+    checkText(text, 'the text');
     this.#alive();
     const message: Message = { kind: 'say', text };
     if (!this.#transport) {
@@ -445,6 +448,7 @@ export class Session implements Channel {
   async close(outcome: string, o: Abortable = {}): Promise<void> {
     const signal = this.#signal(o);
     const { state, queue } = this.#s;
+    checkText(outcome, 'the outcome');
     this.#shut('this end closed it');
     if (state === 'none' && queue.length) {
       throw new SessionClosed(`${queue.splice(0).length} queued messages never sent`);

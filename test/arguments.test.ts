@@ -41,6 +41,25 @@ const CALLS: [name: string, good: unknown[], run: (...args: any[]) => unknown][]
   ['tool', ['name', '', () => 1], (name, about, run) => L.tool(name, about, {}, run, { tools: new Map() })],
   ['a2aAgent', [() => {}], (a) => L.a2aAgent(a, {})],
   ['Identity.fromSeed', [key], (a) => parley.Identity.fromSeed(a)],
+  ['Session.open', ['topic'], (a) => (session as any).open(a)],
+  ['Session.join', ['https://x/#y'], (a) => (session as any).join(a)],
+  ['Session.send', ['text'], (a) => (session as any).send(a)],
+  ['Session.close', ['done'], (a) => (session as any).close(a)],
+  [
+    'Invite',
+    [key.slice(16), key, parley.Secret.from(key)],
+    (c, k, s) => new P.Invite({ relay: 'x', channel: c, key: k, secret: s }),
+  ],
+  ['marshalMessage', ['text'], (a) => P.marshalMessage({ kind: 'say', text: a })],
+  [
+    'HttpRelay.send',
+    [key],
+    (a) => relay.send({ channel: key, token: '' } as any, { channel: key, seq: 1n, type: 2, payload: a } as any),
+  ],
+  ['Handshake.write', [key], (a) => initiator().write(a)],
+  ['Handshake.read', [key], (a) => initiator().read(a)],
+  ['Transport.seal', [key], (a) => finished().seal(1, a)],
+  ['Transport.open', [key], (a) => finished().open(1, a)],
   ['mcpListTools', ['mb-p-x', alice], (...a) => L.mcpListTools(...a, reply)],
   ['mcpCallTool', ['mb-p-x', alice], (to, s) => L.mcpCallTool(to, 'tool', {}, s, reply)],
   ['a2aSend', ['mb-p-x', alice], (to, s) => L.a2aSend(to, 'hi', s, reply)],
@@ -370,6 +389,14 @@ test('a2aAgent takes no store among what its card holds, and else what it likes'
 
 const P = parley as any;
 const handshake = { identity, psk: key, prologue: key, remote: key };
+const initiator = (remote: Uint8Array = key): parley.Handshake => P.Handshake.initiator({ ...handshake, remote });
+/** A transport that is ready for use. */
+function finished(): parley.Transport {
+  const [ours, theirs] = [initiator(identity.publicKey), P.Handshake.responder(handshake)];
+  theirs.read(ours.write(key));
+  ours.read(theirs.write(key));
+  return ours.transport();
+}
 
 /** What takes no options: it may answer what it is not made for, as one that tells yes from no does. */
 const PLAIN: [name: string, good: unknown[], run: (...args: any[]) => unknown][] = [
