@@ -1,12 +1,12 @@
 /**
  * A server behind a bridge, of any revision of MCP. A server of 2026-07-28 gets the messages unchanged. With a server
- * that knows only the handshake, we make one handshake for all callers: each self-contained request becomes one of that
- * session, and a question that the server asks meanwhile becomes the answer to the caller's request, which goes on when
- * the caller sends it again with the answers.
+ * that only knows the handshake, we make one handshake for all callers, and each self-contained request becomes one of
+ * that session. A question that the server asks meanwhile becomes the answer to the caller's request. The request
+ * continues when the caller sends it again with the answers.
  *
- * Messages in, messages out; no I/O. Messages come checked, with ids that no two callers share, and are cancelled when
- * their time is up. Since all callers share the session, what the server says without naming a request reaches a caller
- * only if no other can be meant.
+ * Messages in, messages out; no I/O. Messages arrive checked, with ids that no two callers share, and are cancelled
+ * when their time is up. Since all callers share the session, a message of the server that names no request reaches a
+ * caller only if it cannot be for any other.
  *
  * @module
  */
@@ -46,13 +46,13 @@ import { MCP_VERSION, refusalOf, SERVER_INFO } from './mcp.ts';
 import { LEVELS, LOG_LEVEL, REQUEST_ID } from './notices.ts';
 import { CLIENT_CAPABILITIES } from './toolcall.ts';
 
-/** The most requests that wait for a server that is starting. */
+/** How many requests may wait for a server that is starting. */
 const MAX_WAITING = 256;
-/** How long a request that was answered with a question waits for its caller, ms, and how many can. */
+/** How long a request that was answered with a question waits for its caller, ms, and how many may. */
 const PATIENCE_MS = 600_000;
 const MAX_ASKING = 64;
 
-/** The results that must say how long they may be cached, of which a server with a handshake says nothing. */
+/** The methods whose results must say how long they may be cached. A server with a handshake does not say it. */
 const CACHEABLE: ReadonlySet<string> = new Set([
   'tools/list',
   'prompts/list',
@@ -68,7 +68,7 @@ export interface ChildSides {
   clock: Clock;
   random: (bytes: number) => Uint8Array;
   onEvent?: (event: Event) => void;
-  /** Whether callers are strangers to each other: then the server cannot ask anybody anything. */
+  /** Whether callers must be isolated from each other: then the server cannot ask questions. */
   isPublic?: boolean;
 }
 
@@ -79,13 +79,13 @@ interface Call {
   readonly params: JsonObject;
   /** Its id on the server's side. */
   readonly childId: number;
-  /** Its present id on the room's side; undefined while answers of the caller are awaited. */
+  /** Its current id on the room's side; undefined while the caller's answers are awaited. */
   roomId: Id | undefined;
   meta: JsonObject;
   round: number;
   /** The questions that are not answered, by key: the server's id of each, and what it asks. */
   readonly questions: Map<string, { id: Id; question: JsonObject }>;
-  /** The state by which the call is found when its caller comes back; a new one each time. */
+  /** Identifies the call when its caller comes back; new each time. */
   state: string | undefined;
   /** What the server answered before the caller came back. */
   held: JsonObject | undefined;
@@ -93,13 +93,13 @@ interface Call {
   readonly over: AbortController;
 }
 
-/** A server, through all its processes. */
+/** A server, across restarts of its process. */
 export class ChildSide {
   readonly #o: ChildSides;
   readonly #listeners: Listeners;
   readonly #greeting: Greeting;
   #era: 'down' | 'begun' | 'modern' | 'old' | 'unusable' = 'down';
-  /** Why it cannot be used, as callers are told. */
+  /** Why it cannot be used, for callers. */
   #problem = 'The server is starting';
   #againAt = 0;
   /** The requests that wait until the server's revision is known. */
@@ -131,28 +131,28 @@ export class ChildSide {
 
   // --- the process -----------------------------------------------------------------------------------------------
 
-  /** Called when a new process has been started. */
+  /** Called when a process has started. */
   started(): void {
     this.#era = 'begun';
     this.#greeting.begin();
   }
 
-  /** Called when the process has ended; the next one is started after `againMs`. */
+  /** Called when the process has exited; the next one starts after `againMs`. */
   stopped(againMs: number): void {
     this.#greeting.stop();
     this.#era = 'down';
-    this.#problem = 'The server has stopped, and is started again';
+    this.#problem = 'The server has stopped, and will be restarted';
     this.#againAt = this.#o.clock.now() + againMs;
     this.#level = undefined;
     const lost = [...this.#through, ...[...this.#calls.values()].flatMap(({ roomId = [] }) => roomId)];
     for (const call of this.#calls.values()) call.over.abort();
     this.#through.clear();
     this.#calls.clear();
-    const why = 'Interrupted: the server stopped, and whether it was done is not known';
+    const why = 'Interrupted: the server stopped; the request may or may not have been executed';
     for (const id of lost) this.#o.toRoom(rpcError(id, INTERRUPTED, why));
   }
 
-  /** Forgets everything. Nothing is waited for any more. */
+  /** Ends everything that is pending. */
   close(): void {
     this.#listeners.close();
     this.#waiting = [];
@@ -211,7 +211,7 @@ export class ChildSide {
     }
   }
 
-  /** Takes the only notification that callers have: it cancels the request that it names. */
+  /** Takes a notification of a caller. The only one there is cancels a request. */
   #notified(message: JsonObject): void {
     if (message['method'] !== 'notifications/cancelled') return;
     const { requestId, reason } = objectIn(message, 'params') as { requestId: Id; reason?: Json };
@@ -223,7 +223,7 @@ export class ChildSide {
     }
   }
 
-  /** Drops a call for which nobody waits any more. */
+  /** Drops a call that nobody waits for any more. */
   #drop(call: Call, reason: string): void {
     this.#end(call);
     for (const { id } of call.questions.values()) this.#o.toChild(rpcError(id, INTERNAL_ERROR, `No answer: ${reason}`));
@@ -283,7 +283,7 @@ export class ChildSide {
     this.#o.toChild(rpcRequest(childId, method, { ...own, ...(Object.keys(kept).length > 0 && { _meta: kept }) }));
   }
 
-  /** Sets the log level to the lowest that any caller wants: the session has one for all. */
+  /** Sets the log level to the lowest that any caller wants: the callers share the session's. */
   #raiseLevel(level: Json | undefined): void {
     if (typeof level !== 'string' || !isObject(objectIn(this.#server, 'capabilities')['logging'])) return;
     if (this.#level !== undefined && LEVELS.indexOf(level) >= LEVELS.indexOf(this.#level)) return;
@@ -300,7 +300,7 @@ export class ChildSide {
   // --- from the server -------------------------------------------------------------------------------------------
 
   fromChild(message: unknown): void {
-    // A batch, which only one revision has.
+    // Only one revision has batches.
     if (Array.isArray(message)) {
       for (const member of message) if (!Array.isArray(member)) this.fromChild(member);
       return;
@@ -317,7 +317,7 @@ export class ChildSide {
         this.#told(frame);
         break;
       default:
-        this.#o.onEvent?.({ kind: 'skipped', reason: 'a line of the server that is no message' });
+        this.#o.onEvent?.({ kind: 'skipped', reason: 'the server wrote a line that is not a message' });
     }
   }
 
@@ -329,7 +329,7 @@ export class ChildSide {
   /** Called when a request did not reach the server. */
   unsent(id: Id): void {
     if (typeof id === 'string' && id.startsWith(OURS)) return;
-    this.#response(rpcError(id, BUSY, 'Busy: the server takes nothing just now', { retryAfterMs: PROBE_MS }));
+    this.#response(rpcError(id, BUSY, 'Busy: the server is not taking requests', { retryAfterMs: PROBE_MS }));
   }
 
   #response(frame: JsonObject): void {
@@ -357,7 +357,7 @@ export class ChildSide {
     const { method } = frame as { method: string };
     const params = objectIn(frame, 'params');
     if (method === 'notifications/message') {
-      // A log line without its request may be about what another stranger asked for.
+      // A log line that names no request may be about another caller's.
       const isNamed = objectIn(params, '_meta')[REQUEST_ID] !== undefined;
       if (isNamed || !this.#o.isPublic) this.#o.toRoom(frame);
     } else if (this.#era === 'modern') this.#o.toRoom(frame);
@@ -373,7 +373,7 @@ export class ChildSide {
 
   // --- questions of the server -----------------------------------------------------------------------------------
 
-  /** Takes a request of the server. It is passed on only if it is clear for which caller it is. */
+  /** Takes a request of the server. It is passed on only if it is clear which caller it is for. */
   #asked(frame: JsonObject): void {
     const { id, method, params } = frame as { id: Id; method: string; params?: Json };
     try {
@@ -393,18 +393,18 @@ export class ChildSide {
   }
 
   /**
-   * The call to which a question of the server belongs. @throws an {@link RpcError} if there is none, or it is not clear
+   * The call that a question of the server belongs to. @throws an {@link RpcError} if there is none, or it is not clear
    */
   #meant(method: string): Call {
     const refused = (why: string): RpcError => new RpcError(METHOD_NOT_FOUND, `${method.slice(0, 80)}: ${why}`);
-    // A root is a folder on the caller's disk. The server would take it for one on ours.
+    // A root is a directory on the caller's disk. The server would take it for one on ours.
     if (method === 'roots/list') throw refused('callers are on other machines, and have no roots here');
     const needed = Object.hasOwn(QUESTIONS, method) ? QUESTIONS[method]! : undefined;
-    if (needed === undefined || this.#era !== 'old') throw refused('cannot be carried');
-    if (this.#o.isPublic) throw refused('callers are strangers');
+    if (needed === undefined || this.#era !== 'old') throw refused('not supported over a room');
+    if (this.#o.isPublic) throw refused('not supported on a public server');
     const all = [...this.#calls.values()].filter((call) => ASKING_METHODS.has(call.method));
     if (new Set(all.map(({ from }) => from)).size > 1) {
-      throw refused('several callers at once, and nobody can tell which one is asked');
+      throw refused('several callers are active, and it is not clear which one is asked');
     }
     if (all.filter(({ state }) => state !== undefined).length >= MAX_ASKING)
       throw refused('too many questions at once');
@@ -443,13 +443,13 @@ export class ChildSide {
     );
   }
 
-  /** Takes the answers of a caller that comes back. @throws an {@link RpcError} if it was not asked that */
+  /** Takes the answers of a caller that comes back. @throws an {@link RpcError} if it was not asked for them */
   #resume(id: Id, from: string, method: string, params: JsonObject, meta: JsonObject): void {
     const { requestState, inputResponses = {} } = params;
     const call = [...this.#calls.values()].find(({ state }) => state !== undefined && state === requestState);
     const isSame = (name: string): boolean => JSON.stringify(call?.params[name]) === JSON.stringify(params[name]);
     if (!call || call.from !== from || call.method !== method || !isSame('name') || !isSame('uri')) {
-      throw badParams('requestState is not one that this call was given, or the server was started again');
+      throw badParams('requestState does not belong to this call, or the server has restarted');
     }
     if (!isObject(inputResponses) || !Object.values(inputResponses).every(isObject)) {
       throw badParams('inputResponses must be an object of objects');
@@ -474,8 +474,7 @@ export class ChildSide {
 }
 
 /**
- * A request without what the caller says about its own disk: a server that takes roots for permission to read would read
- * our disk.
+ * A request without the caller's roots: a server that takes them for permission to read would read our disk.
  */
 function withoutRoots(message: JsonObject): JsonObject {
   const params = objectIn(message, 'params');

@@ -1,6 +1,6 @@
 /**
- * A host that begins with a handshake, in front of a server that has none. The handshake is answered here; what it said
- * is added to each request; and questions of the server, which come as answers, become the requests that the host
+ * A host that starts with a handshake, in front of a server that has none. The handshake is answered here, and its
+ * contents are added to each request. Questions of the server arrive as answers, and become the requests that the host
  * expects. Messages of a host that needs no handshake are passed on unchanged.
  *
  * Messages in, messages out; no I/O.
@@ -47,18 +47,19 @@ import { CLIENT_INFO } from './mcp-peer.ts';
 import { LEVELS, LOG_LEVEL, REQUEST_ID } from './notices.ts';
 import { CLIENT_CAPABILITIES } from './toolcall.ts';
 
-/** The most requests of one host that wait for an answer. */
+/** How many requests of one host may wait for an answer. */
 const MAX_PENDING = 1024;
-/** How often a request whose answer was lost is sent again if that does no harm, since the host would not do so. */
+/** How often a request whose answer was lost is repeated if that does no harm, since the host would not do so. */
 const MAX_REPEATS = 3;
 const REPEATABLE: ReadonlySet<string> = new Set(
   ['server/discover', ...SHARED_METHODS].filter((name) => name !== 'tools/call'),
 );
 /** How long the other side may take for `server/discover`, ms. The least patient hosts wait half a minute. */
 const DISCOVER_MS = 28_000;
-/** Where the messages of a translation go. */
+
+/** Where messages go, and what else the translation needs. */
 export interface HostSides {
-  /** @param about the host's id of the request to which the message belongs, unless it is the answer */
+  /** @param about the host's id of the request that the message belongs to, unless it is the answer */
   toHost(message: JsonObject, about?: Id): void;
   toRoom(message: JsonObject): void;
   clock: Clock;
@@ -77,7 +78,7 @@ interface Session {
   server: JsonObject;
 }
 
-/** A request of the host, under its present id on the other side. */
+/** A request of the host, under its current id on the other side. */
 interface Pending {
   readonly hostId: Id;
   readonly method: string;
@@ -85,7 +86,7 @@ interface Pending {
   round: number;
   /** How often it was sent again because its answer was lost. */
   repeats: number;
-  /** What was added to its params the last time. */
+  /** What was last added to its params. */
   more: JsonObject;
   /** The questions to the host that are not answered yet, by their ids. */
   readonly asked: Map<string, string>;
@@ -115,16 +116,19 @@ export class HostSide {
         o.toRoom(rpcRequest(id, 'subscriptions/listen', { notifications, _meta: this.#meta() }));
         return id;
       },
-      cancel: (id) => this.#cancel(id, 'listening anew'),
+      cancel: (id) => this.#cancel(id, 'replaced by another subscription'),
     });
   }
 
-  /** The revision on which the handshake agreed; undefined before. */
+  /** The revision that the handshake agreed on; undefined before. */
   get version(): string | undefined {
     return this.#session?.version;
   }
 
-  /** Called when the host is gone. Nothing is waited for any more; the caller tells the other side. */
+  /**
+   * Called when the host is gone. Drops everything that is pending; cancelling it on the other side is up to the
+   * caller.
+   */
   close(): void {
     this.#over.abort(new TechnocoreError('over', 'the host is gone'));
     this.#changes.stop();
@@ -136,7 +140,7 @@ export class HostSide {
 
   fromHost(message: unknown): void {
     if (Array.isArray(message)) {
-      // The only revision with batches.
+      // Only this revision has batches.
       if (this.#session?.version === '2025-03-26' && message.length > 0)
         for (const member of message) this.fromHost(Array.isArray(member) ? undefined : member);
       else this.#o.toHost(rpcError(undefined, INVALID_REQUEST, 'Invalid Request: MCP has no batches'));
@@ -176,13 +180,13 @@ export class HostSide {
     this.#o.toHost(refusalOf(id, cause));
   }
 
-  /** The result of a request, if it is known here; else the request is passed on. */
+  /** The result of a request that can be answered here; any other is passed on. */
   #taken(id: Id, message: JsonObject): JsonObject | undefined {
     const { method } = message as { method: string };
     const params = objectIn(message, 'params');
     const session = this.#session;
     if (typeof id === 'string' && id.startsWith(OURS)) {
-      throw new RpcError(INVALID_REQUEST, `Invalid Request: ids that begin with ${OURS} are reserved`);
+      throw new RpcError(INVALID_REQUEST, `Invalid Request: ids that start with ${OURS} are reserved`);
     }
     if (isSelfContained(message)) {
       this.#o.toRoom(message);
@@ -194,7 +198,7 @@ export class HostSide {
       return undefined;
     }
     if (!session) {
-      throw badParams(`Begin with initialize, or say in _meta which revision it is: ${PROTOCOL_VERSION}`);
+      throw badParams(`Start with initialize, or name the revision in _meta as ${PROTOCOL_VERSION}`);
     }
     if (method === 'logging/setLevel') {
       if (!LEVELS.includes(params['level'] as string)) throw badParams(`A level is one of ${LEVELS.join(', ')}`);
@@ -212,7 +216,7 @@ export class HostSide {
       return {};
     }
     if (method.startsWith('tasks/')) {
-      const why = `Method not found: ${method.slice(0, 80)}; tasks of ${session.version} are not carried`;
+      const why = `Method not found: ${method.slice(0, 80)}; tasks of ${session.version} are not supported`;
       throw new RpcError(METHOD_NOT_FOUND, why);
     }
     if (this.#pending.size >= MAX_PENDING) throw new RpcError(BUSY, 'Busy', { retryAfterMs: 1000 });
@@ -244,7 +248,7 @@ export class HostSide {
     const { method } = message;
     const session = this.#session;
     if (method === 'notifications/initialized' && session) this.#changes.begin(session.server);
-    // No other notification of a host has a meaning for a server without sessions.
+    // Other notifications of a host mean nothing to a server without sessions.
     if (method !== 'notifications/cancelled') return;
     const { requestId, reason } = objectIn(message, 'params');
     const [id, pending] = [...this.#pending].find(([, { hostId }]) => hostId === requestId) ?? [];
@@ -288,20 +292,20 @@ export class HostSide {
         if (!this.#pending.delete(id)) return;
         this.#session = undefined;
         this.#cancel(id, 'timeout');
-        const why = advised('No answer from the other side', this.#o.hint);
+        const why = advised('The server did not answer', this.#o.hint);
         this.#o.toHost(rpcError(hostId, INTERNAL_ERROR, why));
       },
       () => {},
     );
   }
 
-  /** Answers the host's handshake, by what the other side said about itself. */
+  /** Answers the host's handshake with what the other side says about itself. */
   #discovered({ supportedVersions, capabilities, instructions, _meta }: JsonObject): JsonObject | undefined {
     const session = this.#session;
     if (!session) return undefined;
     if (!Array.isArray(supportedVersions) || !supportedVersions.includes(MCP_VERSION)) {
       this.#session = undefined;
-      throw new RpcError(INTERNAL_ERROR, `The other side does not speak MCP ${MCP_VERSION}`);
+      throw new RpcError(INTERNAL_ERROR, `The server does not support MCP ${MCP_VERSION}`);
     }
     session.server = sharedCapabilities(capabilities);
     const { name, version, ...more } = objectIn(_meta, SERVER_INFO);
@@ -335,11 +339,11 @@ export class HostSide {
         break;
       }
       default:
-      // A server sends no requests, in this revision.
+      // Servers send no requests in this revision.
     }
   }
 
-  /** The host's id of the request to which a notification belongs. */
+  /** The host's id of the request that a notification belongs to. */
   #about(frame: JsonObject): Id | undefined {
     const id = metaIn(frame)[REQUEST_ID] as Id | undefined;
     const { progressToken } = objectIn(frame, 'params');
@@ -352,7 +356,7 @@ export class HostSide {
   #response(frame: JsonObject): void {
     const { id } = frame as { id: Id };
     const pending = this.#pending.get(id);
-    // While the host is asked, nothing more can come for the request: it was answered with the question.
+    // A request that was answered with questions gets no other answer while the host is asked.
     if (pending && pending.asked.size > 0) return;
     if (pending) {
       this.#pending.delete(id);
@@ -377,7 +381,7 @@ export class HostSide {
     return code === DENIED ? denied : isSilence(code, data) ? hint : undefined;
   }
 
-  /** The result of a request for the host; undefined while the host is asked. */
+  /** The result for the host; undefined if the request was sent again, or the host is asked first. */
   #resultOf(id: Id, pending: Pending, { result, error }: JsonObject): JsonObject | undefined {
     if (!isObject(result)) {
       const carried = carriedError(error);
@@ -400,7 +404,7 @@ export class HostSide {
     }
     if (resultType !== 'complete') {
       const type = JSON.stringify(resultType).slice(0, 80);
-      throw new RpcError(INTERNAL_ERROR, `The server answered with ${type}, which cannot be carried`);
+      throw new RpcError(INTERNAL_ERROR, `The server answered with ${type}, which is not supported`);
     }
     const meta = isObject(_meta) ? without(_meta as JsonObject, isProtocolMeta) : {};
     return { ...olderResult(pending.method, rest), ...(Object.keys(meta).length > 0 && { _meta: meta }) };
@@ -475,7 +479,7 @@ export class HostSide {
 const advised = (message: string, advice: string | undefined): string =>
   advice === undefined ? message : `${message}: ${advice}`;
 
-/** Whether an error says that the other side gave no answer in time. */
+/** Whether an error says that the other side did not answer in time. */
 const isSilence = (code: unknown, data: unknown): boolean =>
   code === LOST && isObject(data) && data['reason'] === 'call_timeout';
 

@@ -1,9 +1,9 @@
 /**
- * MCP's Streamable HTTP, as an endpoint on loopback in front of anything that carries messages of 2026-07-28: single
- * requests of that revision, and sessions of hosts that begin with a handshake. Rules: MCP 2025-03-26 to 2026-07-28,
- * transports.
+ * An endpoint for MCP's Streamable HTTP on loopback, in front of anything that carries messages of 2026-07-28. It takes
+ * single requests of that revision, and sessions of hosts that start with a handshake. Rules: MCP 2025-03-26 to
+ * 2026-07-28, transports.
  *
- * Only programs on this machine are served, and no web page that a browser shows, whatever its name resolves to.
+ * It only serves programs on this machine, and no web page in a browser, whatever the page's host name resolves to.
  *
  * @module
  */
@@ -29,19 +29,19 @@ import { decode, isObject, type Json } from './frames.ts';
 import { type Clock, type Event, systemClock } from './http.ts';
 import { checkedMeta, isMcpId } from './mcp.ts';
 
-/** The most bytes of one message: more than a room carries. */
+/** Maximum bytes of one message: more than a room carries. */
 const MAX_BODY = 4 << 20;
-/** The most bytes of all messages that are arriving. */
+/** Maximum bytes of all messages that are arriving. */
 const MAX_ARRIVING = 64 << 20;
-/** How long a request may take to arrive, ms, and the most connections. */
+/** How long a request may take to arrive, ms, and how many connections there may be. */
 const REQUEST_MS = 30_000;
 const MAX_CONNECTIONS = 512;
-/** The most requests under way, and the most sessions. */
+/** How many requests may be under way, and how many sessions there may be. */
 const MAX_OPEN = 256;
 const MAX_SESSIONS = 64;
 /** How long an unused session is kept, ms. */
 const IDLE_MS = 1_800_000;
-/** The most messages that wait for a host to listen. */
+/** How many messages may wait for a host to listen. */
 const MAX_UNHEARD = 100;
 
 /** Options of {@link HttpBridge}. */
@@ -56,7 +56,7 @@ export interface HttpBridgeOptions {
   denied?: string;
 }
 
-/** An answer that is only a status, perhaps with an error. */
+/** An answer that is only a status, with or without an error. */
 class Refusal extends Error {
   readonly status: number;
   readonly error: JsonObject | undefined;
@@ -70,13 +70,13 @@ class Refusal extends Error {
   }
 }
 
-/** The answer to a request that was not read. */
+/** The answer to a request that was not read to its end. */
 const tooMany = (why: string): Refusal =>
   new Refusal(503, rpcError(undefined, INTERNAL_ERROR, why), { connection: 'close' });
 
 const LOOPBACK = /^(?:localhost|127\.0\.0\.1|\[::1\])(?::\d{1,5})?$/i;
 
-/** The HTTP status for the error codes of a request. */
+/** The HTTP status for error codes. */
 const STATUS: { readonly [code: number]: number } = {
   [METHOD_NOT_FOUND]: 404,
   [-32020]: 400,
@@ -191,7 +191,7 @@ export class HttpBridge {
     }
     switch (request.method) {
       case 'POST':
-        // Not read, since it cannot be served.
+        // Refused before its body is read.
         if (!session && this.#open.size > MAX_OPEN) throw tooMany('Too many requests at once');
         await this.#post(header, await this.#message(request, header), answer, session);
         break;
@@ -261,7 +261,7 @@ export class HttpBridge {
       await this.#begin(message, answer);
       return;
     }
-    // A host whose session has ended begins another.
+    // Tells a host whose session has ended to start another.
     if (header('mcp-session-id') !== undefined && !isModern) {
       throw new Refusal(404, rpcError(undefined, INVALID_REQUEST, 'Session not found'));
     }
@@ -269,7 +269,7 @@ export class HttpBridge {
     await this.#once(header, message, answer);
   }
 
-  // --- requests of their own -------------------------------------------------------------------------------------
+  // --- single requests -------------------------------------------------------------------------------------------
 
   async #once(header: (name: string) => string | undefined, message: JsonObject, answer: HttpAnswer): Promise<void> {
     const kind = classify(message);
@@ -307,13 +307,13 @@ export class HttpBridge {
     }
     answer.holdOpen();
     await over;
-    // If it is not answered by now, it is cancelled.
+    // Cancels the request if it is not answered by now.
     await wire.close();
   }
 
   // --- sessions --------------------------------------------------------------------------------------------------
 
-  /** Ends the session that was not used for the longest time. When its host comes back, it has to begin another. */
+  /** Ends the session that has been unused for longest. When its host comes back, it has to start another. */
   #displace(): boolean {
     const isLongUnused = ({ used }: Session): boolean => this.#clock.now() - used >= IDLE_MS;
     const [displaced] = [...this.#sessions]
@@ -344,12 +344,12 @@ export class HttpBridge {
   }
 }
 
-/** One host that began with a handshake. */
+/** One host that started with a handshake. */
 class Session {
   readonly #clock: Clock;
   readonly #wire: Wire;
   readonly #side: HostSide;
-  /** The HTTP answer to which the messages of each request go. */
+  /** The HTTP answer for the messages of each request. */
   readonly #answers = new Map<Id, { answer: HttpAnswer; left: Set<Id> }>();
   /** The HTTP answer for messages that belong to no request. */
   #listening: HttpAnswer | undefined;
@@ -417,7 +417,7 @@ class Session {
   /** Takes the HTTP answer through which the host listens for messages that belong to no request. */
   hear(answer: HttpAnswer): void {
     this.used = this.#clock.now();
-    // There is one stream at a time: the newest one is certainly read.
+    // One stream at a time: only the newest one is sure to be read.
     this.#listening?.end();
     this.#listening = answer;
     answer.onEnd(() => {
@@ -452,7 +452,7 @@ class Session {
 
 // --- messages ----------------------------------------------------------------------------------------------------
 
-/** The answer to a request that could not be sent, out of the error. */
+/** Turns the error of a request that could not be sent into its answer. */
 export function sendError(id: Id, cause: unknown): JsonObject {
   if (cause instanceof RpcError)
     return rpcError(id, cause.rpc.code, cause.rpc.message, cause.rpc.data as Json | undefined);

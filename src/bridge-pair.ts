@@ -1,11 +1,11 @@
 /**
- * Pairing: how a server learns the key of one caller, and the caller that of the server, by a code that a person carries
- * from one terminal to the other. The code itself is never written into a room: only a MAC of both keys and the mailbox
- * under it, which is of no use to anybody between the two, or in the place of one of them.
+ * Pairing: how a server and a caller learn each other's key, with a code that a person carries from one terminal to the
+ * other. The code itself is never written into a room. Only a MAC under it is, of both keys and the mailbox: it is of
+ * no use to a man in the middle, or to an impostor.
  *
- * It happens in a room of its own, beside the mailbox, so that strangers do not write where the server reads. A message
- * that does not prove knowledge of the code costs the server only a look at it, so no number of strangers can keep out
- * the one who knows the code.
+ * Pairing has its own room beside the mailbox, so that untrusted callers do not write where the server reads. A message
+ * that does not prove knowledge of the code costs the server almost nothing, so no number of them can keep out the
+ * caller that knows the code.
  *
  * @module
  */
@@ -23,24 +23,24 @@ import { isDid } from './names.ts';
 import { serve } from './serve.ts';
 import type { Signer } from './signer.ts';
 
-/** Letters and digits that are not confused with each other. */
+/** Letters and digits that are not easily confused. */
 const ALPHABET = '0123456789ABCDEFGHJKMNPQRSTVWXYZ';
 /** Characters of a code, five bits each: 130 bits. */
 const CODE_LENGTH = 26;
 /** How long a code is valid, ms. */
 export const PAIRING_MS = 600_000;
 /**
- * How many wrong codes are answered, of one key and of all keys a minute; others are ignored. Nobody need be locked out
- * for guessing: 120 reads a minute show at most a MiB each, and a guess takes some 300 bytes. That is less than 2^22
- * guesses while a code is valid, so that the chance that any of them is right is below 2^-108.
+ * How many wrong codes are answered, per key, and per minute for all keys; others are ignored. Guessing need not lock
+ * anybody out: 120 reads a minute show at most a MiB each, and a guess takes some 300 bytes. That is less than 2^22
+ * guesses while a code is valid, so the chance that any of them is right is below 2^-108.
  */
 const TRIES = 5;
 const TRIES_A_MINUTE = 10;
 const MINUTE_MS = 60_000;
-/** How many keys have their wrong codes counted. */
+/** For how many keys wrong codes are counted. */
 const MAX_WRONG = 1024;
 
-/** Makes a code of 130 random bits, in groups that can be read out. */
+/** Makes a code of 130 random bits, in groups that are easy to read aloud. */
 export function pairingCode(random: (bytes: number) => Uint8Array): string {
   const digits = [...random(CODE_LENGTH)].map((byte) => ALPHABET[byte & 31]!).join('');
   return digits.match(/.{1,5}/g)!.join('-');
@@ -57,14 +57,14 @@ export function normalCode(typed: string): string {
   throw new TechnocoreError('bad_code', `a pairing code has ${CODE_LENGTH} letters and digits`);
 }
 
-/** The room for pairing with a mailbox, which can be derived by those who know the mailbox. */
+/** The room for pairing with a mailbox. Anyone who knows the mailbox can derive it. */
 export function pairingRoom(mailbox: string): string {
   return `mb-p-${toHex(sha256(utf8(`technocore-rpc/pair/${mailbox}`)).subarray(0, 12))}`;
 }
 
 /**
- * The proof by which one side shows the other that it knows the code. It contains the role, so that it cannot be sent
- * back.
+ * The proof with which one side shows the other that it knows the code. It covers the role, so that it cannot be
+ * reflected.
  *
  * @param server `''` in the first message of a caller, who does not know the server's key yet
  */
@@ -113,13 +113,13 @@ export async function offerPairing(
     over.abort(new TechnocoreError('over', 'pairing has ended'));
   };
   const pair: Handler = async (params, { from }) => {
-    if (!door.knows(from)) throw new RpcError(DENIED, 'Denied: not the code');
+    if (!door.knows(from)) throw new RpcError(DENIED, 'Denied: wrong pairing code');
     const proof = isObject(params) ? params['proof'] : undefined;
     if (proof === undefined) return { did };
     if (outcome !== undefined) throw new RpcError(DENIED, 'Denied: pairing has ended');
     if (!isProof(proof, proofOf(code, 'caller', mailbox, did, from)))
       throw badParams('the proof is not for this server');
-    // From here on nobody else can pair, whatever happens next.
+    // Nobody else can pair from here on, even if the rest fails.
     outcome = 'paired';
     try {
       await onPaired(from);
@@ -136,7 +136,7 @@ export async function offerPairing(
   o.signal?.addEventListener('abort', stop);
   let leave: (() => void) | undefined;
   try {
-    // Begins to listen before the server, so that it is known in time whose messages may be answered.
+    // Listens before the server does: the door must have seen a message when the server asks whether to answer it.
     leave = await feedOf(t, room).listen(door, { signal: over.signal });
     const methods = new Map([['pair', pair]]);
     await serve(room, signer, {
@@ -158,15 +158,16 @@ export async function offerPairing(
   return outcome ?? 'expired';
 }
 
-/** Finds out from messages who knows the code, before anything is done for anybody. */
+/** Finds out from messages which keys know the code, before the server handles any. */
 class Door implements Listener {
   readonly #t: Transport;
   readonly #code: string;
   readonly #mailbox: string;
   readonly #known = new Set<string>();
-  /** How often others were wrong: each key, and all in this minute; and which of them get an answer. */
+  /** How many wrong codes each of the other keys has sent, and which of these keys get an answer. */
   readonly #wrong = new Map<string, number>();
   readonly #told = new Set<string>();
+  /** The present minute, and how many wrong codes came in it. */
   #minute = 0;
   #inMinute = 0;
 
@@ -199,23 +200,23 @@ class Door implements Listener {
 
   end(): void {}
 
-  /** Whether the key has shown that it knows the code. */
+  /** Whether the key has proved that it knows the code. */
   knows(from: string): boolean {
     return this.#known.has(from);
   }
 
-  /** Whether the key's message is answered at all. */
+  /** Whether to answer the key's message at all. */
   lets(from: string): boolean {
     return this.knows(from) || this.#told.delete(from);
   }
 }
 
 /**
- * Pairs with the server of a mailbox, by a code that its operator has told us.
+ * Pairs with the server of a mailbox, using a code that its operator has shared.
  *
  * @returns the DID of the server, which has proved that it knows the code
  * @throws an {@link RpcError} 1004 if the code is wrong, or no longer valid
- * @throws a {@link TechnocoreError} `bad_code` if it cannot be a code; `not_paired` if the one who answered does not know
+ * @throws a {@link TechnocoreError} `bad_code` if it cannot be a code; `not_paired` if whoever answered does not know
  * it; `not_offered` if nobody answers
  * @throws what {@link call} throws
  */
@@ -241,7 +242,7 @@ export async function pair(
   return server;
 }
 
-/** The error for a call that got no answer: in terms of the code, not of the room for pairing. */
+/** The answer to a call. If there is none, the error speaks of the code, not of the room for pairing. */
 async function asked(answer: Promise<Json>): Promise<Json> {
   try {
     return await answer;
@@ -250,7 +251,7 @@ async function asked(answer: Promise<Json>): Promise<Json> {
     if (!TechnocoreError.is(cause) || cause.code !== 'call_timeout' || cause.cause !== undefined) throw cause;
     throw new TechnocoreError(
       'not_offered',
-      'this code is not being offered: it was used, or has expired, or its `mcp serve` has ended',
+      'nobody is offering this code: it was used, it has expired, or its `mcp serve` has ended',
       cause,
     );
   }

@@ -1,5 +1,5 @@
 /**
- * The paired keys, in a file of the key directory, so that nobody has to pair again after a restart.
+ * Keeps the paired keys in a file of the key directory, so that nobody has to pair again after a restart.
  *
  * @module
  */
@@ -9,19 +9,20 @@ import { isObject } from './frames.ts';
 import { type Clock, systemClock } from './http.ts';
 import { isDid, isName } from './names.ts';
 
-/** A server with which we are paired. */
+/** A server that we are paired with. */
 export interface PairedServer {
   did: string;
   /** A digest of the code that was used, so that it is not used again. */
   used: string;
 }
 
-/** The contents of the file, by mailbox: the callers that are let in, or the server. */
+/** The contents of the file, by mailbox: the callers that may call, or the server. */
 interface Pairs {
   callers: { [mailbox: string]: string[] };
   servers: { [mailbox: string]: PairedServer };
 }
 
+/** The file of the paired keys. */
 export class PairsFile {
   readonly #path: string;
   readonly #clock: Clock;

@@ -1,6 +1,5 @@
 /**
- * Somebody else's server as a child process that reads and writes lines. One that dies is started again, the later the
- * more often it dies.
+ * A server as a child process that reads and writes lines. If it dies, it is restarted, with a growing delay.
  *
  * @module
  */
@@ -9,30 +8,30 @@ import { type LineReader, LineWriter, readLines } from './bridge-lines.ts';
 import { TechnocoreError } from './errors.ts';
 import { backoffMs, type Clock, systemClock } from './http.ts';
 
-/** How long a process must live to be started again at once when it dies, ms. */
+/** How long a process must live for the delay to start over, ms. */
 const SETTLED_MS = 60_000;
-/** How long a process may take to end before it is killed, ms. */
+/** How long a process may take to exit before it is killed, ms. */
 const GRACE_MS = 2000;
-/** How often it is checked whether what a process left behind has ended, ms. */
+/** How often it is checked whether the children of a process have exited, ms. */
 const LOOK_MS = 50;
-/** How many processes in a row may end without a message before the command is given up. */
+/** How many processes in a row may exit without a message before the command is given up. */
 const MAX_MUTE = 3;
-/** Lines that are no messages, the last of a process of a command that never wrote one: kept to be shown. */
+/** How many lines that are not messages are quoted in the error for such a command. */
 const MAX_WORDS = 5;
-/** How long the last output of a process is waited for, ms: what it started may hold the output open. */
+/** How long to wait for the last output of a process, ms: its children may hold the output open. */
 const LAST_WORDS_MS = 500;
 
-/** What is told about the child. */
+/** Receives the lines of the child, and events about it. */
 export interface ChildReader extends LineReader {
-  /** A new process has been started. */
+  /** A process has started. */
   started(): void;
-  /** The process has ended; the next one is started after `againMs`. */
+  /** The process has exited; the next one starts after `againMs`. */
   stopped(why: string, againMs: number): void;
-  /** No process of this command ever wrote a message, and no other is started. */
+  /** No process of this command has ever written a message, and it is not restarted. */
   failed(cause: TechnocoreError): void;
 }
 
-/** A command that is kept running. It has our stderr, and our environment except for the key in it. */
+/** A command that is kept running. It gets our stderr, and our environment without our key. */
 export class Child {
   readonly #command: string[];
   readonly #to: ChildReader;
@@ -43,9 +42,9 @@ export class Child {
   #process: ChildProcess | undefined;
   #writer: LineWriter | undefined;
   #failures = 0;
-  /** What goes on after a process has ended, until all that it started has ended too. */
+  /** The cleanups after processes that have exited: each lasts until its children have exited too. */
   readonly #ending = new Set<Promise<void>>();
-  /** Whether any process has written a message: then the command works, and is always started again. */
+  /** Whether any process has written a message: then the command works, and is always restarted. */
   #isProved = false;
   #words: string[] = [];
 
@@ -59,7 +58,7 @@ export class Child {
   /**
    * Starts the command, and keeps it running until {@link close}.
    *
-   * @throws a {@link TechnocoreError} `no_command` if it cannot be started at all; `over` if it was closed before
+   * @throws a {@link TechnocoreError} `no_command` if it cannot be started; `over` if it was closed before
    */
   start(): Promise<void> {
     return (this.#starting = this.#start());
@@ -68,8 +67,8 @@ export class Child {
   async #start(): Promise<void> {
     this.#over.signal.throwIfAborted();
     const [file = '', ...args] = this.#command;
-    // In a process group of its own, where there are groups: then Ctrl-C reaches only us, and we end it in order,
-    // together with all that it started. Our key is not passed on.
+    // In its own process group, where there are groups: then Ctrl-C reaches only us, and we can end it in order,
+    // together with its children. Our key is not passed on.
     const { SIGN_SEED: _, ...env } = process.env;
     const detached = process.platform !== 'win32';
     const child = spawn(file, args, { stdio: ['pipe', 'pipe', 'inherit'], detached, env });
@@ -84,7 +83,7 @@ export class Child {
     this.#writer = new LineWriter(child.stdin!);
     this.#words = [];
     const begun = this.#clock.now();
-    // By then there may be a later process, which must not get its frames.
+    // False once a later process has replaced this one: frames of this one no longer count.
     const mine = (): boolean => this.#process === child;
     readLines(
       child.stdout!,
@@ -122,10 +121,10 @@ export class Child {
     if (!this.#over.signal.aborted) this.#to.started();
   }
 
-  /** Ends what an ended process has started and left behind, in the same way as a process itself. */
+  /** Ends the children that a process has left behind, the same way as a process itself. */
   async #endGroup(child: ChildProcess): Promise<void> {
     if (!kill(child, 'SIGTERM')) return;
-    // As long as one of the group lives, its number is not reused.
+    // As long as a member of the group lives, the id of the group is not reused.
     for (let waited = 0; waited < GRACE_MS; waited += LOOK_MS) {
       await this.#clock.sleep(LOOK_MS);
       if (!kill(child, 0)) return;
@@ -140,7 +139,7 @@ export class Child {
       if (!this.#isProved && this.#failures >= MAX_MUTE) {
         const words = this.#words.length === 0 ? '' : `; it wrote: ${this.#words.join(' / ')}`;
         const file = JSON.stringify(this.#command[0]);
-        const ended = `${file} ended ${this.#failures} times without a message, at last with ${reason}${words}`;
+        const ended = `${file} exited ${this.#failures} times without writing a message, the last time with ${reason}${words}`;
         this.#to.failed(new TechnocoreError('no_server', ended));
         return;
       }
@@ -158,19 +157,18 @@ export class Child {
   }
 
   /**
-   * Sends a frame to the present process. @throws a {@link TechnocoreError} `closed` if there is none, or it does not
-   * read
+   * Sends a frame to the process. @throws a {@link TechnocoreError} `closed` if none is running, or it does not read
    */
   send(frame: object): Promise<void> {
     return this.#writer?.write(frame) ?? Promise.reject(new TechnocoreError('closed', 'the server is not running'));
   }
 
   /**
-   * Ends the process and what it started: by the end of its input, then by a signal, and in the end by killing it.
+   * Ends the process and its children: by closing its input, then with SIGTERM, and finally with SIGKILL.
    */
   async close(): Promise<void> {
     this.#over.abort(new TechnocoreError('over', 'the bridge has ended'));
-    // One that is being started right now must not be left behind.
+    // A process that is just starting must not be left behind.
     await this.#starting?.catch(() => {});
     const child = this.#process;
     if (child && child.exitCode === null && child.signalCode === null) {
@@ -194,14 +192,14 @@ export class Child {
 }
 
 /**
- * Signals a process and all it started, 0: only looks. Without groups only itself is reached. @returns whether anybody
- * was there
+ * Signals a process and its children; 0 only checks. Without process groups, only the process itself is reached.
+ * @returns whether any of them is running
  */
 function kill(child: ChildProcess, signal: NodeJS.Signals | 0): boolean {
   try {
     return process.platform === 'win32' ? child.kill(signal) : process.kill(-child.pid!, signal);
   } catch {
-    // It has just ended.
+    // It has just exited.
     return false;
   }
 }

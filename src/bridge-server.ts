@@ -1,6 +1,6 @@
 /**
  * The server side of the official MCP SDK over rooms. Requests that {@link serve} has admitted go to the SDK's server
- * under ids of ours, since two callers may use the same id; its answers and notifications get the caller's own ids again.
+ * under our own ids, since two callers may use the same one. Its answers and notifications get the caller's ids back.
  *
  * @module
  */
@@ -44,10 +44,10 @@ import { SPILL_META } from './spill.ts';
 import type { LogLevel } from './tools.ts';
 import { NEVER, Seats } from './turns.ts';
 
-/** The member of `params._meta` that tells the server who calls: the DID that signed the request. */
+/** The member of `params._meta` that names the caller to the server: the DID that signed the request. */
 export const FROM_META = 'chat.technocore/from';
 
-/** Options of {@link RoomServerTransport}: those of `serve`, except for those that say what is served. */
+/** Options of {@link RoomServerTransport}: those of `serve`, except the ones that say what is served. */
 export interface RoomServerOptions
   extends Omit<
     ServeOptions,
@@ -59,7 +59,7 @@ export interface RoomServerOptions
   drainMs?: number | undefined;
 }
 
-/** Who calls, in the form in which the SDK's handlers get it (`extra.authInfo`). */
+/** The caller, in the form in which the SDK's handlers get it (`extra.authInfo`). */
 export interface RoomAuthInfo {
   /** Empty: there is no token. */
   token: string;
@@ -67,7 +67,7 @@ export interface RoomAuthInfo {
   clientId: string;
   /** Empty. */
   scopes: string[];
-  /** The room or session through which the request came. */
+  /** The room or session that the request came through. */
   extra: { room: string };
 }
 
@@ -75,16 +75,17 @@ const DEADLINE_MS = 600_000;
 const DRAIN_MS = 10_000;
 /** How long the last answers may take to be written, ms. */
 const WRITE_MS = 5000;
-/** The most subscriptions of a key that `allow` let in: it may stand for many clients. */
+/** How many subscriptions a key that `allow` let in may have: it may stand for many clients. */
 const KNOWN_LISTENERS = 64;
 
 /**
- * A transport for the servers of the official MCP SDK, or anything else that takes and sends MCP messages. What is
- * written into a mailbox, or comes over a channel, reaches the server as messages of MCP revision 2026-07-28. The
- * caller's DID is in `params._meta["chat.technocore/from"]` and in `extra.authInfo.clientId`.
+ * A transport for the servers of the official MCP SDK, or anything else that takes and sends MCP messages. Requests to
+ * a mailbox or over a channel reach the server as messages of MCP revision 2026-07-28. The caller's DID is in
+ * `params._meta["chat.technocore/from"]` and in `extra.authInfo.clientId`.
  *
- * Only requests with all the `_meta` members that the revision requires reach the server; of notifications, only
- * cancellations of a caller's own request. So no stranger can make it take the whole mailbox for an older revision.
+ * Only requests with all the `_meta` members that the revision requires reach the server, and of the notifications only
+ * cancellations of a caller's own request. So no caller can make the server treat the mailbox as one of an older
+ * revision.
  *
  * @example
  * ```ts
@@ -108,7 +109,7 @@ const KNOWN_LISTENERS = 64;
  * ```
  */
 export class RoomServerTransport {
-  /** Called once, when nothing more will come. Set by the SDK. */
+  /** Called once, when the transport has closed. Set by the SDK. */
   onclose?: (() => void) | undefined;
   /** Called with the error that ends the transport. Set by the SDK. */
   onerror?: ((error: Error) => void) | undefined;
@@ -128,7 +129,7 @@ export class RoomServerTransport {
    *
    * @param mailbox the mailbox to serve, or a channel
    * @param signer the server's key
-   * @param o who may call, how many at a time and so on, as for `serve`
+   * @param o who may call, how many requests run at a time and so on, as for `serve`
    * @throws `BadName` if the mailbox is not one; `BadKey` if no signer is given
    */
   constructor(mailbox: string | Channel, signer: Signer, o: RoomServerOptions = {}) {
@@ -141,7 +142,7 @@ export class RoomServerTransport {
     checkNumbers(o, ['deadlineMs', 'drainMs']);
     const { drainMs = DRAIN_MS } = o;
     const deliver: Deliver = (message, extra) => {
-      if (!this.onmessage) throw new TechnocoreError('no_server', 'nobody listens to this transport');
+      if (!this.onmessage) throw new TechnocoreError('no_server', 'no server is connected to this transport');
       this.onmessage(message, extra);
     };
     this.#layer = new BridgeLayer(t, deliver, {
@@ -152,18 +153,18 @@ export class RoomServerTransport {
   }
 
   /**
-   * Called by an SDK server that is connected to the transport directly, with the revisions it will negotiate. Warns if
-   * 2026-07-28 is not among them, since requests then fail: use `serveStdio` as in the example.
+   * Called by an SDK server that is connected to the transport directly, with the revisions it can negotiate. Warns if
+   * 2026-07-28 is not among them, since requests will then fail: use `serveStdio` as in the example.
    */
   setSupportedProtocolVersions(versions: string[]): void {
     if (versions.includes(MCP_VERSION)) return;
-    const reason = `a server for ${MCP_VERSION} is connected by serveStdio(() => server, { transport, legacy: 'reject' })`;
+    const reason = `to serve ${MCP_VERSION}, connect with serveStdio(() => server, { transport, legacy: 'reject' })`;
     if (this.#o.onEvent) transportOf(this.#o).onEvent({ kind: 'warning', reason });
     else globalThis.console?.warn(`technocore-rpc: ${reason}`);
   }
 
   /**
-   * Begins to take requests. Resolves once no later request can be missed.
+   * Starts taking requests. Resolves once no later request can be missed.
    *
    * @throws `TechnocoreError` `started` if it was started before; `closed` if it was closed meanwhile
    * @throws the signal's reason if it has aborted; what `serve` throws while it starts
@@ -178,7 +179,7 @@ export class RoomServerTransport {
       this.#served = serve(this.#mailbox, this.#signer, {
         ...o,
         deadlineMs,
-        // Time to write the answers to what is cancelled then.
+        // Leaves time to write the answers to what is cancelled then.
         drainMs: drainMs + WRITE_MS,
         layer: () => this.#layer,
         tools: new Map(),
@@ -195,41 +196,41 @@ export class RoomServerTransport {
         })
         .finally(forget);
       this.#served.then(() => {
-        if (!isReady) reject(new TechnocoreError('closed', 'the transport was closed before it took requests'));
-        // Serving ended by itself: nothing more will come.
+        if (!isReady) reject(new TechnocoreError('closed', 'the transport was closed while it started'));
+        // Serving may have ended without a call of `close`.
         void this.close();
       }, reject);
     });
   }
 
   /**
-   * Takes a message of the server, an answer or a notification, and sends it to the caller to whom it belongs. Resolves
-   * before it is written.
+   * Sends a message of the server, an answer or a notification, to the caller that it is for. Resolves before it is
+   * written.
    *
    * @param message the message
-   * @param o `relatedRequestId`: the request to which a notification belongs
-   * @throws `TechnocoreError` `not_supported` if it is a request: MCP 2026-07-28 has none from servers
+   * @param o `relatedRequestId`: the request that a notification belongs to
+   * @throws `TechnocoreError` `not_supported` if the message is a request: MCP 2026-07-28 has none from servers
    */
   async send(message: any, o: { relatedRequestId?: string | number | undefined } = {}): Promise<void> {
     if (classify(message) === 'request') {
       throw new TechnocoreError(
         'not_supported',
-        'a server cannot send requests over a room; it asks its client within an answer (input_required)',
+        'a server cannot send requests over a room; it asks its client with an answer (input_required)',
       );
     }
     this.#layer.send(message, o.relatedRequestId);
   }
 
   /**
-   * How many requests the server has not answered yet. Subscriptions, which have no answer until they end, do not count.
+   * How many requests the server has not answered yet. Subscriptions do not count, since their answer ends them.
    */
   get unanswered(): number {
     return this.#layer.unanswered;
   }
 
   /**
-   * Takes no more requests. Resolves when those that were begun are answered: by the server, or after `drainMs` as
-   * interrupted.
+   * Stops taking requests. Resolves when those under way are answered: by the server, or as interrupted after
+   * `drainMs`.
    */
   close(): Promise<void> {
     return (this.#closing ??= (async () => {
@@ -249,9 +250,9 @@ interface Pending {
   readonly method: string;
   readonly isListening: boolean;
   readonly wantsLogs: boolean;
-  /** Of a list: where the page begins. */
+  /** For a list: where the page starts. */
   readonly place: Place | undefined;
-  /** Of a list: the most characters of the page; callers that read answers from notes can have it whole. */
+  /** For a list: maximum characters of the page; callers that read answers from notes can have it whole. */
   readonly limit: number;
   readonly context: DispatchContext;
   readonly notices: Notices;
@@ -261,23 +262,25 @@ interface Pending {
 type Deliver = (message: JsonObject, extra: { authInfo: RoomAuthInfo }) => void;
 
 interface LayerOptions {
+  /** How long closing waits for answers, ms. */
   readonly drainMs: number;
+  /** Whether long requests are read. */
   readonly spills: boolean;
-  /** The most subscriptions of one key; undefined: as few as a stranger can have. */
+  /** How many subscriptions one key may have; undefined: as few as an unknown caller. */
   readonly perKey: number | undefined;
 }
 
-/** All of MCP as one server behind it answers. */
+/** Passes all of MCP to the one server behind the transport. */
 class BridgeLayer implements Layer {
   readonly #t: Transport;
   readonly #clock: Clock;
   readonly #deliver: Deliver;
   readonly #o: LayerOptions;
-  /** The pending requests, by the id under which the server knows them. */
+  /** The pending requests, by the ids that the server knows. */
   readonly #pending = new Map<number, Pending>();
   /** Those ids, by caller and the caller's own id. */
   readonly #inner = new Map<string, number>();
-  /** The places of those that are subscriptions. */
+  /** The seats of those that are subscriptions. */
   readonly #seats: Seats;
   #count = 0;
   #serverInfo: Json | undefined;
@@ -285,7 +288,6 @@ class BridgeLayer implements Layer {
   #isOver = false;
   readonly #drained = new AbortController();
 
-  /** @param o how long closing may take, and whether long requests are read */
   constructor(t: Transport, deliver: Deliver, o: LayerOptions) {
     this.#t = t;
     this.#clock = t.clock;
@@ -298,7 +300,7 @@ class BridgeLayer implements Layer {
     return true;
   }
 
-  /** True for everything: what the server behind does is not known here. */
+  /** True for everything: nothing is known here about what the server does. */
   acts(): boolean {
     return true;
   }
@@ -307,7 +309,7 @@ class BridgeLayer implements Layer {
     return method === 'subscriptions/listen';
   }
 
-  /** True for requests that only read something. */
+  /** True for requests that only read. */
   idempotent({ method }: JsonObject): boolean {
     return REPEATABLE.has(method as string);
   }
@@ -342,7 +344,7 @@ class BridgeLayer implements Layer {
     return count;
   }
 
-  /** Ends subscriptions, which would go on for long, and after `drainMs` the requests that are not answered. */
+  /** Ends subscriptions now, and after `drainMs` the requests that are still not answered. */
   close(): void {
     if (this.#isClosing) return;
     this.#isClosing = true;
@@ -352,7 +354,7 @@ class BridgeLayer implements Layer {
       for (const [id, one] of this.#pending) {
         one.notices.end(true);
         one.settle(interrupted(one.id));
-        this.#tellCancelled(id, 'the server ends', one);
+        this.#tellCancelled(id, 'the server is shutting down', one);
       }
     };
     this.#clock.sleep(this.#o.drainMs, this.#drained.signal).then(interrupt, () => {});
@@ -370,7 +372,7 @@ class BridgeLayer implements Layer {
     if (!one) {
       const { method } = message;
       if (kind !== 'notification' || !this.#notice(message, related)) {
-        this.#t.onEvent({ kind: 'skipped', method, reason: 'the server sent what is for nobody' });
+        this.#t.onEvent({ kind: 'skipped', method, reason: 'the server sent a message that is for no caller' });
       }
       return;
     }
@@ -419,7 +421,7 @@ class BridgeLayer implements Layer {
     if (!leave) throw new RpcError(INTERNAL_ERROR, 'Too many subscriptions');
     return new Promise((resolve) => {
       const over = new AbortController();
-      const forget = onAbort(signal, () => this.#callOff(id, 'the time for it is over'));
+      const forget = onAbort(signal, () => this.#callOff(id, 'its time is up'));
       const one: Pending = {
         from,
         id: outer,
@@ -459,7 +461,7 @@ class BridgeLayer implements Layer {
     });
   }
 
-  /** Cancels a request: the server is told, and nothing is sent back. */
+  /** Cancels a request at the server, and sends no answer. */
   #callOff(id: number, reason: string | undefined): void {
     const one = this.#pending.get(id);
     if (!one) return;
@@ -487,7 +489,7 @@ class BridgeLayer implements Layer {
     this.#tellCancelled(id, reason, one);
   }
 
-  /** Passes a notification of the server to the caller to whom it belongs. @returns whether there is one */
+  /** Passes a notification of the server to the caller that it is for. @returns whether there is one */
   #notice(frame: JsonObject, related: string | number | undefined): boolean {
     const params = isObject(frame['params']) ? (frame['params'] as JsonObject) : {};
     const meta = metaIn(params);
@@ -521,7 +523,7 @@ class BridgeLayer implements Layer {
     }
   }
 
-  /** The request of a log line: the one that it names, or if only one asked for log lines, that one. */
+  /** The request that a log line is for: the one that it names, or if only one caller asked for logs, that caller's. */
   #loggedBy(related: unknown): Pending | undefined {
     if (related !== undefined) return this.#pending.get(related as number);
     const wanting = [...this.#pending.values()].filter((one) => one.wantsLogs);
@@ -530,7 +532,7 @@ class BridgeLayer implements Layer {
 }
 
 const interrupted = (id: string | number): Json =>
-  rpcError(id, INTERRUPTED, 'Interrupted: the server ended, and whether it was done is not known');
+  rpcError(id, INTERRUPTED, 'Interrupted: the server shut down; the request may or may not have been executed');
 
 const REPEATABLE: ReadonlySet<string> = new Set([
   'server/discover',

@@ -1,5 +1,5 @@
 /**
- * The answer to one HTTP request: one message, or a stream of them (server-sent events).
+ * Answers one HTTP request with one message, or with a stream of them (server-sent events).
  *
  * @module
  */
@@ -7,13 +7,14 @@ import type { ServerResponse } from 'node:http';
 import type { JsonObject } from './dispatch.ts';
 import type { Clock } from './http.ts';
 
-/** After how much silence something is written, so that the connection is not taken for dead, ms. */
+/** After how much silence a comment is written, ms, so that the connection is not taken for dead. */
 const SILENCE_MS = 15_000;
-/** The most bytes that wait for a reader who does not read. */
+/** How many bytes may wait for a reader that does not read. */
 const MAX_UNREAD = 16 << 20;
 
+/** The answer to one HTTP request. */
 export class HttpAnswer {
-  /** Further headers, beside those of the content. */
+  /** Headers to send in addition to those of the content. */
   readonly headers: Record<string, string> = {};
   readonly #response: ServerResponse;
   readonly #clock: Clock;
@@ -28,13 +29,13 @@ export class HttpAnswer {
     response.on('error', () => {});
   }
 
-  /** Calls back when the answer has ended, or the other side has closed the connection. */
+  /** Calls `run` once the answer has ended, or the other side has closed the connection. */
   onEnd(run: () => void): void {
     if (this.#over.signal.aborted) run();
     else this.#over.signal.addEventListener('abort', run, { once: true });
   }
 
-  /** Ends the answer with a status, and perhaps an error. */
+  /** Ends the answer with a status, and an error if given. */
   refuse(status: number, error?: JsonObject, headers: Record<string, string> = {}): void {
     if (this.#isStream || this.#response.writableEnded) {
       this.end();
@@ -45,7 +46,7 @@ export class HttpAnswer {
     this.#response.writeHead(status, { ...this.headers, ...type, ...headers }).end(body);
   }
 
-  /** Begins a stream. */
+  /** Starts a stream. */
   open(): void {
     if (this.#isStream || this.#response.writableEnded) return;
     this.#isStream = true;
@@ -55,7 +56,7 @@ export class HttpAnswer {
     this.holdOpen();
   }
 
-  /** Writes something from time to time, until the answer ends. */
+  /** Writes a comment from time to time, until the answer ends. */
   holdOpen(): void {
     if (this.#isHeld) return;
     this.#isHeld = true;
@@ -72,7 +73,7 @@ export class HttpAnswer {
     })();
   }
 
-  /** Sends a message, which is not the last one. */
+  /** Sends a message that is not the last one. */
   send(message: JsonObject): void {
     this.open();
     if (this.#response.writableEnded) return;

@@ -1,6 +1,6 @@
 /**
- * The two ends of a bridge that use lines: a host that has started us, on our own standard input and output, and a server
- * that we start. Between them and the room are the translations. Whatever goes wrong with one message becomes its answer.
+ * The two ends of a bridge that use stdio: a host that has started us, on our own standard input and output, and a
+ * server that we start. The translations are between them and the room. An error with a request becomes its answer.
  *
  * @module
  */
@@ -23,10 +23,10 @@ export interface StdioOptions {
   onEvent?: (event: Event) => void;
 }
 
-/** The most requests of which events tell how long they took. */
+/** How many requests are timed for events at once. */
 const MAX_WATCHED = 4096;
 
-/** How long a host that has ended its input still gets answers, ms. Hosts wait 2 s for a program to end. */
+/** How long a host that has closed its end still gets answers, ms. Hosts wait 2 s for a program to exit. */
 const LAST_ANSWERS_MS = 1500;
 
 /**
@@ -81,25 +81,25 @@ class Watch {
   }
 }
 
-/** An end of a bridge that is running. */
+/** One end of a running bridge. */
 export interface Bridged {
-  /** Resolves when the other program has ended it. */
+  /** Resolves when the other program has ended the bridge. */
   readonly ended: Promise<void>;
   close(): Promise<void>;
 }
 
-/** The end with the server. */
+/** The end of a bridge with the server. */
 export interface BridgedServer extends Bridged {
   /** Resolves once the server's revision is known. */
   readonly ready: Promise<void>;
-  /** @throws a {@link TechnocoreError} `no_server` if the command always ends without ever writing a message */
+  /** @throws a {@link TechnocoreError} `no_server` if the command keeps exiting without ever writing a message */
   readonly ended: Promise<void>;
 }
 
 /**
  * Starts a server, and connects it to callers through a wire.
  *
- * @param isPublic whether callers are strangers to each other
+ * @param isPublic whether callers must be isolated from each other
  * @throws a {@link TechnocoreError} `no_command` if it cannot be started; what starting the wire throws
  */
 export async function bridgeServer(
@@ -143,7 +143,7 @@ export async function bridgeServer(
     command,
     {
       frame: guarded(onEvent, (frame) => side.fromChild(frame)),
-      junk: (begin) => onEvent({ kind: 'skipped', reason: 'the server wrote a line that is no message', begin }),
+      junk: (begin) => onEvent({ kind: 'skipped', reason: 'the server wrote a line that is not a message', begin }),
       tooLong: (bytes, id) => {
         onEvent({ kind: 'skipped', reason: 'the server wrote a line that is too long', bytes });
         if (id !== undefined) side.tooLong(id, bytes);
@@ -165,7 +165,7 @@ export async function bridgeServer(
     side.fromRoom(message, from);
   };
   const close = async (): Promise<void> => {
-    // First no more requests are taken, and those that were begun are answered.
+    // The wire first: it takes no more requests, and waits for the answers to those under way.
     await wire.close();
     side.close();
     await child.close();
@@ -179,7 +179,7 @@ export async function bridgeServer(
   return { ready, ended, close };
 }
 
-/** A function for frames that never throws, whatever is in a frame. */
+/** Makes a function that emits an event if `take` throws. */
 function guarded(onEvent: (event: Event) => void, take: (frame: Frame) => void): (frame: Frame) => void {
   return (frame) => {
     try {
@@ -190,11 +190,11 @@ function guarded(onEvent: (event: Event) => void, take: (frame: Frame) => void):
   };
 }
 
-/** Advice for hosts that cannot work: as in {@link HostSide}. */
+/** Advice for users, as in {@link HostSide}. */
 export type HostWords = Pick<ConstructorParameters<typeof HostSide>[0], 'hint' | 'denied'>;
 
 /**
- * Connects a host that uses lines to a server through a wire. Ends when the host ends its input.
+ * Connects a host on a pair of streams to a server through a wire. Ends when the host closes its end.
  *
  * @throws what starting the wire throws
  */
@@ -239,7 +239,7 @@ export async function bridgeHost(
         side.fromHost(frame);
       }),
       junk: () => toHost(rpcError(undefined, PARSE_ERROR, 'Parse error')),
-      tooLong: (bytes, id) => toHost(rpcError(id, INVALID_REQUEST, `Invalid Request: ${bytes} bytes are too many`)),
+      tooLong: (bytes, id) => toHost(rpcError(id, INVALID_REQUEST, `Invalid Request: ${bytes} bytes is too large`)),
     },
     () => void watch.quiet().then(end),
   );

@@ -337,7 +337,7 @@ test('questions that nobody can be meant by are refused by name', () => {
   };
   expect(ask('roots/list')).toMatchObject({ code: -32601, message: expect.stringContaining('roots/list') });
   expect(ask('elicitation/create').message).toContain('does not offer');
-  expect(ask('constructor').message).toContain('cannot be carried');
+  expect(ask('constructor').message).toContain('not supported over a room');
   call(1, {}, ADA, {});
   expect(ask('sampling/createMessage').message).toContain('does not offer');
   call(2, {}, BOB);
@@ -348,7 +348,7 @@ test('questions that nobody can be meant by are refused by name', () => {
   greet();
   expect(toChild[1].params.capabilities).toEqual({});
   call(1);
-  expect(ask('sampling/createMessage').message).toContain('strangers');
+  expect(ask('sampling/createMessage').message).toContain('public server');
   expect(toRoom).toEqual([]);
 });
 

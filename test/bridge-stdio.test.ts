@@ -165,7 +165,7 @@ test('a server that says too much, or nothing but noise', async () => {
     code: -32603,
     message: expect.stringContaining('too large'),
   });
-  await until(() => events.filter(({ reason }) => /no message/.test(reason)).length >= 2);
+  await until(() => events.filter(({ reason }) => /not a message/.test(reason)).length >= 2);
 });
 
 test('a server whose process does not come back', async () => {

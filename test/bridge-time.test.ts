@@ -122,7 +122,7 @@ test('what no answer can be is an error; what is for nobody is left out', async 
   await s.send({ method: 'notifications/progress', params: { progressToken: 1, progress: 1 } });
   await s.send({ method: 'notifications/tools/list_changed' });
   await s.send({ method: 'notifications/cancelled', params: { requestId: 1 } });
-  expect(w.events.filter(({ reason }) => reason === 'the server sent what is for nobody')).toHaveLength(5);
+  expect(w.events.filter(({ reason }) => reason === 'the server sent a message that is for no caller')).toHaveLength(5);
   await w.run(s.transport.close());
 });
 
