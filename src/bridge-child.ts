@@ -24,6 +24,7 @@ import {
   without,
 } from './bridge-handshake.ts';
 import { Listeners } from './bridge-listeners.ts';
+import { openedIn, pagesOf } from './bridge-urls.ts';
 import { toBase64url } from './bytes.ts';
 import {
   BUSY,
@@ -87,6 +88,8 @@ interface Call {
   readonly questions: Map<string, { id: Id; question: JsonObject }>;
   /** Identifies the call when its caller comes back; new each time. */
   state: string | undefined;
+  /** The pages that were opened for it, by the keys of the questions. */
+  readonly opened: ReadonlySet<string>;
   /** What the server answered before the caller came back. */
   held: JsonObject | undefined;
   /** Aborts when it ends. */
@@ -262,7 +265,8 @@ export class ChildSide {
   }
 
   #begin(roomId: Id, from: string, method: string, params: JsonObject, meta: JsonObject): void {
-    const { inputResponses: _, task: __, ...own } = params;
+    const { inputResponses, task: __, ...own } = params;
+    const opened = openedIn(inputResponses);
     this.#raiseLevel(meta[LOG_LEVEL]);
     const childId = ++this.#minted;
     this.#calls.set(childId, {
@@ -275,6 +279,7 @@ export class ChildSide {
       round: 0,
       questions: new Map(),
       state: undefined,
+      opened,
       held: undefined,
       over: new AbortController(),
     });
@@ -347,9 +352,18 @@ export class ChildSide {
     this.#end(call);
     if (isObject(result)) {
       this.#o.toRoom(rpcResult(roomId, this.#complete(call.method, result as JsonObject)));
-    } else {
-      const { code, message, data } = carriedError(error);
-      this.#o.toRoom(rpcError(roomId, code, message, data));
+      return;
+    }
+    const { code, message, data } = carriedError(error);
+    try {
+      const mayAsk = !this.#o.isPublic && ASKING_METHODS.has(call.method);
+      const inputRequests = mayAsk ? pagesOf(error, call.meta, call.opened) : undefined;
+      const _meta = { [SERVER_INFO]: objectIn(this.#server, 'serverInfo') };
+      if (inputRequests) this.#o.toRoom(rpcResult(roomId, { resultType: 'input_required', inputRequests, _meta }));
+      else this.#o.toRoom(rpcError(roomId, code, message, data));
+    } catch (cause) {
+      if (!(cause instanceof RpcError)) throw cause;
+      this.#o.toRoom(refusalOf(roomId, cause));
     }
   }
 

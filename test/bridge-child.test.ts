@@ -297,6 +297,58 @@ test('a question of an old server becomes the answer to its caller, who comes ba
   expect(clock.sleepers).toBe(0);
 });
 
+test('a page that must be opened first is a question to the person, once', () => {
+  greet();
+  const able = { [`${META}/clientCapabilities`]: { elicitation: { form: {}, url: {} } } };
+  const page = { mode: 'url', elicitationId: 'e1', url: 'https://example.org/sign-in', message: 'Sign in' };
+  const first = (elicitations: unknown): void =>
+    child({ id: asked().id, error: { code: -32042, message: 'Sign in first', data: { elicitations } } });
+  const params = { name: 'x', arguments: { a: 1 } };
+  room({ id: 1, method: 'tools/call', params });
+  first([page]);
+  expect(answered().error).toEqual({
+    code: -32021,
+    message: 'Sign in first',
+    data: { requiredCapabilities: { elicitation: { url: {} } } },
+  });
+  room({ id: 2, method: 'tools/call', params }, ADA, able);
+  first([page, 5, { url: 7, message: 'no' }]);
+  const { inputRequests, ...result } = answered().result;
+  expect(result).toEqual({ resultType: 'input_required', _meta: { [`${META}/serverInfo`]: INFO } });
+  const [[key, question]] = Object.entries(inputRequests) as [[string, any]];
+  expect(question).toEqual({
+    method: 'elicitation/create',
+    params: { mode: 'url', message: 'Sign in', url: 'https://example.org/sign-in' },
+  });
+  const again = (id: number, action: string): void =>
+    room({ id, method: 'tools/call', params: { ...params, inputResponses: { [key]: { action } } } }, ADA, able);
+  const before = toChild.length;
+  again(3, 'decline');
+  expect([answered().error.code, toChild.length]).toEqual([-32603, before]);
+  again(4, 'accept');
+  expect(asked().params).toEqual(params);
+  // Another page is another question; the same one is not asked again at once.
+  first([page, { ...page, url: 'https://example.org/pay' }]);
+  expect(Object.keys(answered().result.inputRequests)).toHaveLength(2);
+  again(5, 'accept');
+  first([{ ...page, elicitationId: 'e2' }]);
+  expect(answered().error).toMatchObject({ code: -32603, message: expect.stringContaining('call again') });
+  again(6, 'accept');
+  child({ id: asked().id, result: { content: [] } });
+  expect(answered()).toMatchObject({ id: 6, result: { resultType: 'complete' } });
+  room({ id: 7, method: 'tools/list' }, ADA, able);
+  first([page]);
+  expect(answered().error.code).toBe(-32603);
+  room({ id: 8, method: 'tools/call', params }, ADA, able);
+  first('none');
+  expect(answered().error.code).toBe(-32603);
+  make(true);
+  greet();
+  room({ id: 9, method: 'tools/call', params }, ADA, able);
+  first([page]);
+  expect(answered().error.code).toBe(-32603);
+});
+
 test('a second question while the caller is away, and an answer that comes then', () => {
   greet();
   call(1);

@@ -13,7 +13,7 @@ const ORDER = `
   noise parley-invite parley-relay parley vendor
   local-wire local-python local-limits local-store local-listing local-docs local-rooms local-relay local
   bridge-ids bridge-pages bridge-client bridge-server bridge-a2a bridge
-  bridge-lines bridge-process bridge-handshake bridge-listeners bridge-greeting bridge-changes bridge-host bridge-child
+  bridge-lines bridge-process bridge-handshake bridge-urls bridge-listeners bridge-greeting bridge-changes bridge-host bridge-child
   bridge-headers bridge-sse bridge-http bridge-pair bridge-pairs bridge-stdio
   demo-a2a demo-mcp demo-parley demo
   cli-kit cli-ask cli-keys cli-local cli-rooms cli-calls cli-serve cli-parley cli-mcp
