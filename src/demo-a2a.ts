@@ -1,6 +1,6 @@
 /**
- * The part of the demo that is A2A: an agent in the callee takes a task, asks for input and delivers; then two workers
- * compete for the same task.
+ * The A2A part of the demo: an agent in the callee takes a task, asks for input and delivers; then two workers compete
+ * for the same task.
  *
  * @module
  */
@@ -21,7 +21,7 @@ import {
   TechnocoreError,
 } from './technocore-rpc.ts';
 
-/** The methods of the agent in the callee, and of a worker that starts any task it is told to. */
+/** The methods of the agent in the callee, and of a worker that starts any task it is asked to. */
 export function demoAgent(): Map<string, Handler> {
   const { methods } = a2aAgent(
     async (message, task) => {
@@ -77,7 +77,7 @@ export async function a2aScenes(
     const lines = await watch('blue');
     const isDone =
       lines.at(-2) === 'artifact “posters”: 20 posters, in blue' && lines.at(-1) === 'TASK_STATE_COMPLETED';
-    return [isDone, '“blue” → the same task goes on', lines];
+    return [isDone, '“blue” → the same task continues', lines];
   });
   await scene('A2A: a lost race', async () => {
     const id = 'demo-poster-rush';
@@ -86,13 +86,12 @@ export async function a2aScenes(
     const losers = tries.flatMap((one) => (one.status === 'rejected' ? [actualOf(one.reason)] : []));
     const winner = tries[0].status === 'fulfilled' ? 'caller' : 'callee';
     const ok = losers.length === 1 && losers[0] === 'TASK_STATE_WORKING' && (await a2aGetState(id, o)) === 'working';
-    return [ok, `the ${winner} begins; the other saw ${losers.join(' and ')}`];
+    return [ok, `the ${winner} starts; the other saw ${losers.join(' and ')}`];
   });
 }
 
 /**
- * What the loser of a race is told to have been there instead: by the service itself, or by the callee, which passes it
- * on.
+ * The state that the loser of a race found instead, as reported by the service, or by the callee, which passes it on.
  */
 function actualOf(cause: unknown): string {
   if (cause instanceof RpcError) return String((cause.rpc.data as { actual?: string } | undefined)?.actual);

@@ -1,5 +1,5 @@
 /**
- * The part of the demo that is MCP: tools that run in the callee, and that the caller uses like local ones.
+ * The MCP part of the demo: tools that run in the callee, and that the caller uses like local ones.
  *
  * @module
  */
@@ -25,7 +25,7 @@ const NUMBERS = { type: 'object', properties: { a: { type: 'number' }, b: { type
 const TABLE = { type: 'object', properties: { guests: { type: 'integer', minimum: 1 } }, required: ['guests'] };
 const HOUR = { type: 'object', properties: { hour: { type: 'integer' } }, required: ['hour'] };
 
-/** The tools of the callee: the registered ones, which every server has, and its own. */
+/** The tools of the callee: the built-in ones of every server, and its own. */
 export function demoTools(): Map<string, Tool> {
   const tools = new Map(builtin);
   const readOnly = { tools, annotations: { readOnlyHint: true } };
@@ -66,7 +66,7 @@ export function demoTools(): Map<string, Tool> {
     },
     { tools },
   );
-  tool('kettle', 'Tells how the kettle is.', { type: 'object' }, () => kettle, readOnly);
+  tool('kettle', 'Tells the state of the kettle.', { type: 'object' }, () => kettle, readOnly);
   return tools;
 }
 

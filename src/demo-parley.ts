@@ -1,6 +1,6 @@
 /**
- * The part of the demo that is a parley: one process opens a channel, its link is handed to another, and the two talk
- * and agree through a relay that can read none of it.
+ * The parley part of the demo: one process opens a channel, its link is handed to another, and the two talk and agree
+ * through a relay that cannot read any of it.
  *
  * @module
  */
@@ -48,7 +48,7 @@ function begin(relay: string): { session: Session; end(side: Pick<Side, 'heard' 
   return { session, end };
 }
 
-/** Plays the opener: opens the channel, and answers what it is asked. */
+/** Plays the opener: opens the channel, and answers the questions. */
 export async function opener(relay: string): Promise<void> {
   const { session, end } = begin(relay);
   process.send?.({ link: (await session.open('when and where')).url() });
@@ -61,7 +61,7 @@ export async function opener(relay: string): Promise<void> {
   end({ heard, outcome });
 }
 
-/** Plays the joiner: joins by the link, asks, and closes with the outcome. */
+/** Plays the joiner: joins with the link, asks, and closes with the outcome. */
 export async function joiner(relay: string): Promise<void> {
   const { session, end } = begin(relay);
   const [{ link }] = (await once(process, 'message')) as [{ link: string }];
@@ -78,7 +78,7 @@ export async function joiner(relay: string): Promise<void> {
 }
 
 /**
- * Stages the parley with both parts, each in a process of its own.
+ * Stages the parley, with each part in its own process.
  *
  * @param play starts the process of a part
  * @returns whether both sides saw the same

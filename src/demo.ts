@@ -1,6 +1,6 @@
 /**
- * The demo: an embedded service in this process, a callee in a second one, and a caller in a third. Callee and caller
- * accept no connections; they only send requests to the service. The demo uses the public API alone.
+ * The demo: an embedded service in this process, a callee in a second, and a caller in a third. Callee and caller
+ * accept no connections; they only send requests to the service. The demo uses only the public API.
  *
  * @module
  */
@@ -17,10 +17,10 @@ interface Scene {
   title: string;
   /** The result in words. */
   outcome: string;
-  /** Further lines to print below. */
+  /** More lines to print below. */
   lines: string[];
   ok: boolean;
-  /** The number of HTTP requests the caller made; `ms` is the time they took. */
+  /** How many HTTP requests the caller made, and how long the scene took. */
   requests: number;
   ms: number;
 }
@@ -28,7 +28,7 @@ interface Scene {
 /** A message from a child process of the demo. */
 type Report = { ready: string } | { scene: Scene } | { failed: string };
 
-/** The parts that the child processes play. */
+/** The parts of the child processes, by name. */
 export const parts: Record<string, (url: string, mailbox: string) => Promise<void>> = {
   callee,
   caller,
@@ -55,7 +55,7 @@ async function callee(base: string, mailbox: string): Promise<void> {
     [
       'crash',
       () => {
-        throw new Error('a secret of the inside');
+        throw new Error('an internal secret');
       },
     ],
   ]);
@@ -100,7 +100,7 @@ async function caller(base: string, mailbox: string): Promise<void> {
     const [ok, outcome] = await refused(ask('crash', {}), -32603);
     return [ok && !outcome.includes('secret'), outcome];
   });
-  await scene("a stranger's junk", async () => {
+  await scene('junk from a stranger', async () => {
     const stranger = Signer.generate();
     const junk = ['hello?', '[[[[[', '{"jsonrpc":"2.0","id":1,"result":"forged"}', '{"jsonrpc":"1.0","method":7}'];
     for (const text of junk) await stranger.say(mailbox, text, { base });
@@ -140,7 +140,7 @@ async function refused(answer: Promise<unknown>, code: number): Promise<[boolean
  * Runs the demo.
  *
  * @param cli the program whose `demo --part <name> <url> <mailbox>` plays one part
- * @param o with `json`, prints a line of JSON for each scene, and nothing else
+ * @param o `json`: print a line of JSON for each scene, and nothing else
  * @returns whether every answer was right
  */
 export async function demo(
@@ -151,7 +151,7 @@ export async function demo(
   const tell = json ? () => {} : print;
   const paint = (code: number, text: string): string => (colour ? `\x1b[${code}m${text}\x1b[0m` : text);
   const dim = (text: string): string => paint(2, text);
-  // Reads wake in steps of half a second, like those of the public service, whose rate limits would cut 64 calls short.
+  // Held reads wake every half second, as on the public service. Its rate limits would not allow 64 calls at once.
   const limits = { readsPerMinute: 1e6, writesPerMinute: 1e6, newRoomsPerDay: 1e6, wakeStepMs: 500 };
   const service = createLocalService({ limits });
   const { url, close } = await service.listen();

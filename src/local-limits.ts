@@ -1,5 +1,5 @@
 /**
- * The limits of the local service: their numbers, token buckets, held requests, repeated texts.
+ * The limits of the local service: the numbers, token buckets, held requests, duplicate texts.
  *
  * @module
  */
@@ -23,9 +23,9 @@ export interface LocalStats {
   refused: number;
   /** Requests that are held now. */
   parked: number;
-  /** The most requests that were held at the same time. */
+  /** The highest number of requests held at the same time so far. */
   parkedMost: number;
-  /** Timers that held requests have now; 0 if nothing is held. */
+  /** Timers of held requests now; 0 if nothing is held. */
   timers: number;
   /** Sockets that are open now. */
   connections: number;
@@ -42,21 +42,21 @@ export interface LocalStats {
 }
 
 /**
- * Limits of a local service. Each is a number; the defaults are those of the public service. Values below the least
- * possible one (1 for the three budgets, else 0) are raised to it, and `Infinity` stands for no limit.
+ * Limits of a local service. The defaults are those of the public service. Values below the minimum (1 for the three
+ * budgets, else 0) are raised to it; `Infinity` means no limit.
  */
 export interface Limits {
-  /** Reads that an address has a minute; default 120. */
+  /** Reads per minute and address; default 120. */
   readsPerMinute: number;
-  /** Writes that an address has a minute; default 30. */
+  /** Writes per minute and address; default 30. */
   writesPerMinute: number;
-  /** New rooms that an address has a day; default 20. */
+  /** New rooms per day and address; default 20. */
   newRoomsPerDay: number;
-  /** Rooms there can be; default 5,120. */
+  /** Maximum number of rooms; default 5,120. */
   rooms: number;
-  /** Notes there can be; default 163,840 (profile `0.7`: 40,960). */
+  /** Maximum number of notes; default 163,840 (profile `0.7`: 40,960). */
   notes: number;
-  /** Notes there can be in one namespace; default 5,120. */
+  /** Maximum number of notes in one namespace; default 5,120. */
   notesPerNamespace: number;
   /** Bytes of a room beyond which its oldest messages are dropped, down to half; default 10,485,760. */
   roomRingBytes: number;
@@ -64,15 +64,15 @@ export interface Limits {
   roomBytesTotal: number;
   /** The age from which messages of an `e-` room are no longer returned, in milliseconds; default 900,000. */
   ephemeralTtlMs: number;
-  /** The longest time for which a read is held, in milliseconds; default 10,000. */
+  /** Maximum time that a read is held, in milliseconds; default 10,000. */
   longPollMs: number;
-  /** Reads of one address that can be held at a time; default 4. */
+  /** Maximum number of held reads of one address; default 4. */
   waitersPerAddress: number;
-  /** Reads of all addresses that can be held at a time; default 64. */
+  /** Maximum number of held reads of all addresses; default 64. */
   waiters: number;
   /**
-   * The number of open sockets from which every request is answered with 503; default 128. Beyond twice as many, none is
-   * accepted.
+   * The number of open sockets from which every request is answered with 503; default 128. Beyond twice that number,
+   * none is accepted.
    */
   connections: number;
   /**
@@ -80,49 +80,49 @@ export interface Limits {
    * never.
    */
   stalledMs: number;
-  /** For how long `/rooms` may be answered from a cache, in milliseconds; default 3,000. */
+  /** How long `/rooms` may be answered from a cache, in milliseconds; default 3,000. */
   roomsCacheMs: number;
   /** The idle time after which rooms and notes are deleted, in milliseconds; default 7 days. */
   retentionMs: number;
   /** The same for a room with a single message, in milliseconds; default 1 day. */
   singleMessageRetentionMs: number;
   /**
-   * The least time between two deletions of idle rooms and notes, in milliseconds; default 300,000. Only writes cause
+   * Minimum time between two deletions of idle rooms and notes, in milliseconds; default 300,000. Only writes trigger
    * them.
    */
   reapEveryMs: number;
   /**
-   * The steps, counted from its beginning, in which a held read looks for new messages, in milliseconds. Default 0: it is
-   * answered at once. The public service has 500.
+   * The interval at which a held read looks for new messages, in milliseconds. Default 0: it is answered at once. On
+   * the public service it is 500.
    */
   wakeStepMs: number;
-  /** The time within which a body must arrive, in milliseconds; default 10,000. 0 (profile `0.7`): any time. */
+  /** The time within which a body must arrive, in milliseconds; default 10,000. 0 (profile `0.7`): no limit. */
   uploadMs: number;
   /** The time over which equal texts are counted, in milliseconds; default 60,000. 0 (profile `0.7`): they are not. */
   duplicateWindowMs: number;
-  /** How often a room takes the same text within that time; default 5. */
+  /** How often a room accepts the same text within that time; default 5. */
   duplicateCopies: number;
   /** The length, in characters, below which texts are not counted; default 16. */
   duplicateMinChars: number;
-  /** Parley channels there can be; default 4,096. */
+  /** Maximum number of parley channels; default 4,096. */
   relayChannels: number;
-  /** The most bytes of the body of a request to the relay; default 4 MiB. */
+  /** Maximum bytes of the body of a request to the relay; default 4 MiB. */
   relayBodyBytes: number;
-  /** The most bytes of the payload of a frame; default 2 MiB. */
+  /** Maximum bytes of the payload of a frame; default 2 MiB. */
   relayFrameBytes: number;
-  /** The most bytes, as JSON, that can wait for one seat; default 16 MiB. Frames that its reader has seen make room. */
+  /** Maximum bytes, as JSON, that wait for one seat; default 16 MiB. Frames that its reader has seen make room. */
   relayInboxBytes: number;
-  /** The most bytes that can wait for all seats; default 256 MiB. */
+  /** Maximum bytes that wait for all seats; default 256 MiB. */
   relayBytesTotal: number;
-  /** Reads that the relay can hold at a time; default 1,024. */
+  /** Maximum number of reads that the relay holds; default 1,024. */
   relayWaiters: number;
   /** The idle time after which a channel is deleted, in milliseconds; default 7 days. */
   relayIdleMs: number;
-  /** The least time between two deletions of idle channels, in milliseconds; default 60,000. */
+  /** Minimum time between two deletions of idle channels, in milliseconds; default 60,000. */
   relaySweepMs: number;
 }
 
-/** The limits of a profile, with the caller's in place of the defaults: finite, not negative, budgets at least 1. */
+/** The limits of a profile, overridden by the caller's: finite, not negative, budgets at least 1. */
 export function limitsOf(profile: Profile, own: Partial<Limits> = {}): Limits {
   checkObject(own, 'the limits');
   const limits: Limits = {
@@ -168,7 +168,7 @@ export function limitsOf(profile: Profile, own: Partial<Limits> = {}): Limits {
 }
 
 /**
- * Token buckets by address and kind, refilled continuously. Those that were not used for the longest time are forgotten.
+ * Token buckets by address and kind, refilled continuously. The least recently used ones are forgotten.
  */
 export class Buckets {
   readonly #clock: Clock;
@@ -184,7 +184,7 @@ export class Buckets {
     const at = this.#clock.now();
     const old = this.#buckets.get(key);
     let tokens = old ? Math.min(capacity, old.tokens + Math.max(0, at - old.at) * perMs) : capacity;
-    // With some tolerance: by rounding, a caller that waited as long as it was told might come too early.
+    // The tolerance is for rounding: a caller that waits exactly as long as the answer says must not be too early.
     const waitMs = tokens >= 1 - 1e-9 ? 0 : (1 - tokens) / perMs;
     if (waitMs === 0) tokens = Math.max(0, tokens - 1);
     this.#buckets.delete(key);
@@ -202,7 +202,7 @@ export class Buckets {
 
 const ENOUGH = new Error('no longer held');
 
-/** Held requests: woken by topic, with one timer each, which is cleared however they end. */
+/** Held requests, woken by topic. Each has a timer, which is cleared however the request ends. */
 export class Parking {
   readonly #clock: Clock;
   readonly #limits: Limits;
@@ -301,7 +301,7 @@ export class Parking {
   }
 }
 
-/** The result of `work`; undefined if it takes longer than `ms` (0: any time). */
+/** The result of `work`; undefined if it takes longer than `ms` (0: no limit). */
 export async function within<T>(clock: Clock, ms: number, work: T | Promise<T>): Promise<{ value: T } | undefined> {
   if (!(work instanceof Promise) || ms === 0) return { value: await work };
   const over = new AbortController();
@@ -320,11 +320,11 @@ export async function within<T>(clock: Clock, ms: number, work: T | Promise<T>):
   }
 }
 
-/** Which texts a room has taken lately, and how often. */
+/** Counts how often each room has recently accepted each text. */
 export class Duplicates {
   readonly #clock: Clock;
   readonly #limits: Limits;
-  // When each copy was stored, oldest first. The text that was stored longest ago is forgotten first.
+  // When each copy was stored, oldest first. The least recently stored text is forgotten first.
   readonly #copies: Map<string, number[]> = new Map();
   static readonly #most = 10_000;
 
@@ -342,7 +342,7 @@ export class Duplicates {
     return codePoints(same) < duplicateMinChars ? undefined : `${room} ${toHex(sha256(utf8(same)).subarray(0, 16))}`;
   }
 
-  /** True if the room has taken this text as often as it may within the window. */
+  /** True if the room has accepted this text as often as it may within the window. */
   isFull(key: string): boolean {
     return this.#recent(key).length >= this.#limits.duplicateCopies;
   }

@@ -1,5 +1,5 @@
 /**
- * The list of rooms of the local service, with its figures about how active they are.
+ * The list of rooms of the local service, with statistics on their activity.
  *
  * @module
  */

@@ -1,6 +1,6 @@
 /**
- * How the real service, a Python program, treats unexpected text: how it prints a bad name, reads a number, writes a
- * float, and (release 0.7) makes a string of any JSON value.
+ * How the real service, a Python program, treats unexpected text: how it prints a bad name, parses a number, writes a
+ * float, and (release 0.7) turns any JSON value into a string.
  *
  * @module
  */
@@ -35,21 +35,21 @@ const asciiDigits = (text: string): string =>
   });
 
 /**
- * A non-negative integer as Python's `int` reads it (blanks around, `_` between digits, any script), undefined for
+ * A non-negative integer as Python's `int` parses it (blanks around it, `_` between digits, any script); undefined for
  * anything else. Beyond 2^53 it is a bigint, since it may be echoed.
  */
 export function cursorOf(text: string | undefined): number | bigint | undefined {
   if (text === undefined) return undefined;
   if (/^\d{1,15}$/.test(text)) return Number(text);
   const digits = /^\s*[+-]?(\d+(?:_\d+)*)\s*$/.exec(asciiDigits(text))?.[1]?.replaceAll('_', '');
-  // Python refuses more digits than these.
+  // Python refuses more digits than that.
   if (digits === undefined || digits.length > 4300) return undefined;
   const value = BigInt(digits);
   if (text.includes('-') && value > 0n) return undefined;
   return value <= Number.MAX_SAFE_INTEGER ? Number(value) : value;
 }
 
-/** Seconds as Python's `float` reads them, in ms; 0 for anything but a positive number. */
+/** Seconds as Python's `float` parses them, in ms; 0 for anything but a positive number. */
 export function secondsOf(text: string | undefined): number {
   if (text === undefined) return 0;
   const plain = asciiDigits(text)
@@ -85,7 +85,7 @@ const NUMBER = '\u0000number';
 const TOKENS = /"[^"\\]*(?:\\.[^"\\]*)*"?|-?(?:Infinity|(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?)|NaN/gs;
 
 /**
- * JSON as Python 3's parser takes it: `NaN` and `Infinity` too, numbers with their spelling.
+ * Parses JSON like Python 3: also `NaN` and `Infinity`, and numbers with their spelling.
  *
  * @throws SyntaxError if the text is not JSON
  */

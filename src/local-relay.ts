@@ -1,6 +1,6 @@
 /**
- * An embedded parley relay: two seats a channel, frames passed from one to the other, all in memory. It answers as the
- * reference relay does, and has limits, which that one lacks.
+ * An embedded parley relay: two seats per channel, frames passed from one to the other, all in memory. It answers like
+ * the reference relay, and has limits, which that one lacks.
  *
  * @module
  */
@@ -13,7 +13,7 @@ import { type Incoming, type Outgoing, unescapePercent } from './local-wire.ts';
 import { looseBase64url } from './parley-invite.ts';
 
 const MAX_SEQ = 2n ** 64n - 1n;
-/** The longest time for which a read is held, ms. */
+/** Maximum time that a read is held, ms. */
 const MAX_WAIT_MS = 30_000;
 
 interface Stored {
@@ -28,7 +28,7 @@ interface Seat {
   inbox: Stored[];
   /** The bytes of the inbox. */
   size: number;
-  /** Whether the numbers in the inbox rise, as they do unless somebody tampers. */
+  /** Whether the numbers in the inbox rise, as those of honest senders do. */
   rising: boolean;
   /** The highest `after` of a read: frames up to it have been seen. */
   seen: bigint;
@@ -90,7 +90,7 @@ export class RelayService {
     if (!allow.split(', ').includes(request.method)) return text(405, 'Method Not Allowed\n', { allow });
     const id = looseBase64url(unescapePercent(channelText));
     if (id?.length !== 16) throw new Refused(400, 'bad channel');
-    // Sixteen spellings name the same channel, which is stored under the canonical one.
+    // Sixteen spellings name the same channel; it is stored under the canonical one.
     const name = toBase64url(id);
     if (route === '') return this.#open(name, await this.#body(request));
     if (route === '/join') return this.#join(name, await this.#body(request));
@@ -159,7 +159,7 @@ export class RelayService {
     return { status: 204, headers: {}, body: '' };
   }
 
-  // Frames that their reader has seen are dropped first, and only if there is no room.
+  // Drops frames that their reader has seen, but only when there is no room.
   #makeRoom(seat: Seat, size: number): void {
     const { relayInboxBytes, relayBytesTotal } = this.#limits;
     const isFull = (): boolean => seat.size + size > relayInboxBytes || this.#size + size > relayBytesTotal;
@@ -190,7 +190,7 @@ export class RelayService {
       .finally(() => this.#held--);
   }
 
-  // --- what is idle goes, by time alone ---------------------------------------------------------------------------
+  // --- idle channels ----------------------------------------------------------------------------------------------
 
   #isIdle({ usedAt }: Channel): boolean {
     return this.#clock.now() - usedAt > this.#limits.relayIdleMs;
@@ -214,7 +214,7 @@ const topicOf = (name: string, seat: Seat): string => `${name} ${fromUtf8(seat.t
 function newerThan({ inbox, rising }: Seat, after: bigint): string[] {
   let from = 0;
   if (rising) {
-    // From the end: most reads want the last frames of a long history.
+    // A binary search: most reads want the last few frames of a long history.
     for (let to = inbox.length; from < to; ) {
       const middle = (from + to) >> 1;
       if (inbox[middle]!.seq > after) to = middle;
@@ -245,7 +245,7 @@ const framesAnswer = (frames: string[] = []): Outgoing => json(`{"frames":[${fra
 
 // --- requests, as Go reads them ---------------------------------------------------------------------------------
 
-// An unsigned number in a query: the first of a name counts, anything else is 0, too large ones become `most`.
+// An unsigned number in a query. The first of a name counts; a malformed one is 0, and a larger one becomes `most`.
 function numberOf(query: string, name: string, most: bigint): bigint {
   for (const part of query.split('&')) {
     const [, key = '', value = ''] = /^([^=]*)=?(.*)$/s.exec(part.replaceAll('+', ' '))!;
@@ -269,7 +269,7 @@ function fieldsOf(body: Uint8Array): Map<string, unknown> {
   } catch {
     throw unreadable();
   }
-  // `parseExact` makes strings of integers. A seq that was a string in the first place is told by its quotes.
+  // `parseExact` turns the integer into a string. The quotes show a seq that was a string in the first place.
   if ((value !== null && !isObject(value)) || /"seq"\s*:\s*"/i.test(text)) throw unreadable();
   const fields = new Map<string, unknown>();
   for (const [name, field] of Object.entries(value ?? {})) if (field !== null) fields.set(name.toLowerCase(), field);

@@ -8,7 +8,7 @@ import type { Limits, LocalStats } from './local-limits.ts';
 import { type Profile, Refusal, utf8Length } from './local-wire.ts';
 import { type RoomClasses, roomClasses } from './names.ts';
 
-/** A stored message. Views and exports are made of its JSON line, in which numbers beyond 2^53 are exact. */
+/** A stored message. Views and exports are built from its JSON line, in which numbers beyond 2^53 are exact. */
 export interface StoredMessage {
   readonly seq: number;
   /** When it was stored, ms. */
@@ -20,7 +20,7 @@ export interface StoredMessage {
   readonly start: number;
 }
 
-/** A room to which somebody has written. */
+/** A room that somebody has written to. */
 export interface Room {
   readonly name: string;
   readonly classes: RoomClasses;
@@ -31,13 +31,13 @@ export interface Room {
   readonly generation: number;
   /** The bytes of the lines that are held, newlines included. */
   bytes: number;
-  /** The bytes of all lines that ever were. */
+  /** The bytes of all lines ever written. */
   end: number;
   /** Last write, ms. */
   touched: number;
-  /** The number of the last write among all writes, which orders writes within one millisecond. */
+  /** The number of the last write among all writes: it orders writes within one millisecond. */
   order: number;
-  /** Last nonce of each key. */
+  /** The last nonce of each key, and its message. */
   readonly nonces: Map<string, { nonce: string; message: StoredMessage }>;
 }
 
@@ -53,7 +53,7 @@ export interface Condition {
   readonly absent?: boolean;
 }
 
-/** The namespaces with the rules of owned rooms. Their notes live as long as their rooms. */
+/** The namespaces with the rules for owned rooms. Their notes live as long as the rooms. */
 export const OWNERS = 'room-owners';
 export const ALLOW = 'room-allow';
 export const NONCES = 'room-nonce';
@@ -62,7 +62,7 @@ export const EVENTS = 'events';
 
 // How many of the newest bytes of a room a read scans.
 const READ_BYTES = 1 << 20;
-// The most lines that release 0.7 keeps when the older half of a room is dropped.
+// How many lines release 0.7 keeps at most when the older half of a room is dropped.
 const OLD_LINES = 5000;
 
 /** A nonce without leading zeros, as it is stored. */
@@ -80,6 +80,7 @@ function timestamp(ms: number): string {
   return `${new Date(ms).toISOString().slice(0, -1)}000Z`;
 }
 
+/** All rooms and notes of a service. */
 export class Store {
   readonly rooms: Map<string, Room> = new Map();
   /** Rises with every change of the set of rooms or of a topic. */
@@ -90,7 +91,7 @@ export class Store {
   readonly #stats: LocalStats;
   readonly #onMessage: (room: string) => void;
   readonly #notes: Map<string, Map<string, Note>> = new Map();
-  // What is kept of a deleted room: its last `seq` and generation.
+  // Deleted rooms: their last `seq` and generation are kept.
   readonly #graves: Map<string, { lastSeq: number; generation: number; at: number }> = new Map();
   #noteBytes = 0;
   #reapedAt = Number.NEGATIVE_INFINITY;
@@ -111,7 +112,7 @@ export class Store {
 
   // --- rooms ----------------------------------------------------------------------------------------------------
 
-  /** The highest `seq` that the room ever had. Since release 0.11 it survives the room. */
+  /** The highest `seq` that the room has ever had. Since release 0.11 it survives the room. */
   lastSeq(name: string): number {
     return this.rooms.get(name)?.lastSeq ?? this.#graves.get(name)?.lastSeq ?? 0;
   }
@@ -134,7 +135,7 @@ export class Store {
       try {
         this.#write(EVENTS, 'server', `created ${name}`);
       } catch (e) {
-        // In a full service there may be no room for the announcement. The message itself is stored.
+        // A full service may refuse the announcement. The message itself is stored.
         if (!(e instanceof Refusal)) throw e;
       }
     }
@@ -206,10 +207,10 @@ export class Store {
   #checkRoomCaps(): void {
     const { rooms, roomBytesTotal } = this.#limits;
     if (this.rooms.size >= rooms) {
-      throw new Refusal(400, `400 room limit reached (${rooms} rooms are all there can be). Write to one that exists.`);
+      throw new Refusal(400, `400 room limit reached (${rooms} rooms). Write to an existing one.`);
     }
     if (this.#stats.bytes >= roomBytesTotal) {
-      throw new Refusal(400, '400 room storage is full: no new rooms for now. Those that exist still take messages.');
+      throw new Refusal(400, '400 room storage is full: no new rooms for now. Existing rooms still take messages.');
     }
   }
 
@@ -222,7 +223,7 @@ export class Store {
     while (from > 0) {
       const { start, at } = messages[from - 1]!;
       const first = from === messages.length;
-      // Release 0.7 drops even the newest message, and with it the `seq`, if that alone is too long.
+      // Release 0.7 drops even the newest message, and the `seq` with it, if that message alone is too long.
       if (!(first && this.#modern) && (room.end - start > keep || messages.length - from >= most)) break;
       if (!first && at < expiry) break;
       from--;
@@ -241,7 +242,7 @@ export class Store {
     return room.classes.e ? this.#clock.now() - this.#limits.ephemeralTtlMs : Number.NEGATIVE_INFINITY;
   }
 
-  /** True for a message with more than `depth` bytes after it in its room, which is not found any more. */
+  /** True for a message deeper in its room than `depth` bytes: reads no longer find it. */
   #isBeyond(room: Room, message: StoredMessage, depth: number): boolean {
     return room.bytes > depth && room.end - message.start >= depth;
   }
@@ -342,7 +343,7 @@ export class Store {
 
   // --- reaper ---------------------------------------------------------------------------------------------------
 
-  /** Deletes what nobody has written to for long. Only from time to time, since it looks at everything. */
+  /** Deletes idle rooms and notes. It runs only from time to time, since it looks at everything. */
   reap(): void {
     const now = this.#clock.now();
     const { reapEveryMs, retentionMs, singleMessageRetentionMs } = this.#limits;
@@ -375,7 +376,7 @@ export class Store {
   }
 
   /**
-   * Sets the last write of a room, or of a note (`ns/key`), back by `ms`, and lets the next write run the reaper.
+   * Moves the last write of a room, or of a note (`ns/key`), back by `ms`, and lets the next write run the reaper.
    *
    * @internal for tests
    */

@@ -1,22 +1,22 @@
 /**
- * Requests and answers as plain data, independent of sockets; shared by all services behind a local origin.
+ * Requests and answers as plain data, independent of sockets. Shared by the room service and the relay.
  *
  * @module
  */
 
-/** The release of the service to imitate: the newest, or 0.7, whose answers were recorded. */
+/** The release to behave like: the newest, or 0.7, whose answers were recorded. */
 export type Profile = 'modern' | '0.7';
 
-/** The longest request body, bytes. */
+/** Maximum bytes of a request body. */
 export const MAX_BODY: number = 262_144;
 
-/** A request, whatever its source. */
+/** A request. */
 export interface Incoming {
   /** The method as sent. */
   readonly method: string;
   /** Path and query, still percent-encoded. */
   readonly target: string;
-  /** The address of the caller, to which the rate limits apply. */
+  /** The address of the caller, for the rate limits. */
   readonly address: string;
   /** Scheme and authority, for absolute links. */
   readonly origin: string;
@@ -74,7 +74,7 @@ export function utf8Length(text: string): number {
 
 const lenient: TextDecoder = new TextDecoder('utf-8', { ignoreBOM: true });
 
-/** Percent-decoding as the service does it: a bad escape stays, bytes that are not UTF-8 become U+FFFD. */
+/** Percent-decodes like the service: a bad escape stays, bytes that are not UTF-8 become U+FFFD. */
 export function unescapePercent(text: string): string {
   if (!text.includes('%')) return text;
   try {
@@ -91,7 +91,7 @@ export function unescapePercent(text: string): string {
   }
 }
 
-/** The parameters of a query, the last of each name; `+` is a blank. */
+/** The parameters of a query, the last of each name; `+` is a space. */
 export function queryOf(text: string): Map<string, string> {
   const query = new Map<string, string>();
   if (text === '') return query;

@@ -1,7 +1,7 @@
 /**
- * An embedded technocore.chat service for tests and trials: in memory, as a `fetch` function or on a socket, with the
- * clock as a parameter. It behaves as the newest release of the service (profile `modern`), or as the release 0.7 whose
- * answers were recorded (`0.7`). It includes a parley relay, under `/c/`.
+ * An embedded technocore.chat service for tests and local development: in memory, as a `fetch` function or on a socket,
+ * with the clock as a parameter. It behaves like the newest release of the service (profile `modern`), or like release
+ * 0.7, whose answers were recorded (`0.7`). It includes a parley relay, under `/c/`.
  *
  * @packageDocumentation
  */
@@ -24,8 +24,8 @@ export type { Profile } from './local-wire.ts';
 /** Options of {@link createLocalService}. */
 export interface LocalOptions {
   /**
-   * Which release to behave as. `modern` (default): the newest, open to browsers of every origin; `0.7`: the oldest that
-   * is supported.
+   * Which release to behave like. `modern` (default): the newest, open to browsers from every origin; `0.7`: the oldest
+   * supported one.
    */
   profile?: Profile | undefined;
   /** The source of time, for everything but the sockets. Default: the machine's clock. */
@@ -49,11 +49,11 @@ export interface Listening {
 /** A room service and a parley relay in memory: what {@link createLocalService} returns. */
 export interface LocalService {
   /**
-   * The service as a `fetch` function, for the option `fetch`. It answers requests to any http or https origin. All its
-   * requests count as from one address, `local`.
+   * The service as a `fetch` function, for the option `fetch`. It answers requests to any http or https origin. All of
+   * them count as coming from one address, `local`.
    */
   readonly fetch: typeof fetch;
-  /** The same as {@link LocalService.fetch} from another address: budgets and held reads are counted by address. */
+  /** Like {@link LocalService.fetch}, from another address: budgets and held reads are counted per address. */
   client(address: string): typeof fetch;
   /**
    * Listens on a socket. Needs Node, Bun or Deno. May be called several times.
@@ -67,7 +67,7 @@ export interface LocalService {
   /** Live counts of requests, rooms and so on. */
   readonly stats: Readonly<LocalStats>;
   /**
-   * Sets the last write of a room, or of a note (`ns/key`), back by `ms`, and lets the next write run the reaper.
+   * Moves the last write of a room, or of a note (`ns/key`), back by `ms`, and lets the next write run the reaper.
    *
    * @internal for tests
    */
@@ -77,10 +77,10 @@ export interface LocalService {
 type Handle = (request: Incoming) => Outgoing | Promise<Outgoing>;
 
 /**
- * Makes an embedded service without any rooms or notes. It keeps everything in memory, and starts no timer or socket by
- * itself.
+ * Makes an embedded service without any rooms or notes. It keeps everything in memory, and starts no timer or socket on
+ * its own.
  *
- * @param o the release to behave as, limits, clock and randomness
+ * @param o the release to behave like, limits, clock and source of randomness
  * @throws `TechnocoreError` `bad_option` if an option is not of its type
  * @example
  * ```ts
@@ -94,7 +94,7 @@ type Handle = (request: Incoming) => Outgoing | Promise<Outgoing>;
  * await Signer.generate().say('lobby', 'hello', o);
  * console.log((await read('lobby', o)).messages[0]?.text); // hello
  *
- * // for other processes, and as a parley relay
+ * // from other processes, and as a parley relay
  * const { url, close } = await service.listen();
  * console.log((await read('lobby', { base: url })).messages.length); // 1
  * await close();
@@ -132,7 +132,7 @@ export function createLocalService(o: LocalOptions = {}): LocalService {
     fetch: client('local'),
     client,
     async listen(port = 0, host = '127.0.0.1') {
-      // A text would be the name of a socket in the file system.
+      // Node takes a string for the path of a socket.
       if (!Number.isInteger(port) || port < 0 || port > 65_535)
         throw new TechnocoreError('bad_option', 'the port must be a whole number from 0 to 65535');
       return listen(handle, port, checkText(host, 'the host'), limits, stats);
@@ -143,7 +143,7 @@ export function createLocalService(o: LocalOptions = {}): LocalService {
 }
 
 const NOT_HTTP = 'Invalid HTTP request received.';
-/** The most bytes of request line and headers that the real service's parser accepts. */
+/** Maximum bytes of request line and headers that the real service's parser accepts. */
 const MAX_HEAD_BYTES = 16_384;
 
 // --- without a socket -------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ function readBody(
     const bytes = utf8(body ?? '');
     return bytes.length > limit ? undefined : bytes;
   }
-  // The platform knows how to turn all the other kinds into bytes.
+  // The platform can turn all the other kinds into bytes.
   const stream = new Response(body).body;
   return stream ? readStream(stream, limit, signal) : new Uint8Array();
 }
@@ -243,9 +243,9 @@ async function readStream(
 
 // --- on a socket ------------------------------------------------------------------------------------------------
 
-/** How many bytes of an unwanted body are read and discarded, so that its sender gets to read the answer. */
+/** How many bytes of an unwanted body are read and discarded, so that the client gets to read the answer. */
 const DRAIN_BYTES = 1 << 20;
-/** The most requests that a connection can send ahead of their answers. */
+/** How many requests a connection may send ahead of their answers. */
 const MAX_AHEAD = 100;
 /** The longest time of a platform timer, in milliseconds. */
 const MAX_TIMER_MS = 2 ** 31 - 1;
@@ -273,7 +273,8 @@ async function listen(
     const bytes = rawHeaders.reduce((sum, text) => sum + text.length + 2, 0);
     return oversized(rawHeaders.length / 2, bytes) ?? handle(incomingOf(request, response, url));
   };
-  // By connection: the request being answered, and those sent ahead, which wait, so that unread answers do not pile up.
+  // Per connection: the request being answered, then those sent ahead. They wait, so that unread answers do not pile
+  // up.
   const queues = new WeakMap<Socket, ServerResponse[]>();
   const next = (socket: Socket): void => {
     const response = queues.get(socket)?.[0];
@@ -289,10 +290,10 @@ async function listen(
       );
   };
   const server = http.createServer(
-    // A missing Host header is refused above, in the real service's words.
+    // A missing Host header is refused above, with the real service's message.
     { maxHeaderSize: MAX_HEAD_BYTES, requireHostHeader: false, keepAliveTimeout: 5000, requestTimeout: 60_000 },
     ({ socket }, response) => {
-      // Parsing goes on for a while after a connection was destroyed.
+      // Parsing continues for a while after a connection was destroyed.
       if (socket.destroyed) return;
       const queue = getOrMake(queues, socket, (): ServerResponse[] => []);
       queue.push(response);
@@ -304,19 +305,19 @@ async function listen(
       else if (queue.length === 1) next(socket);
     },
   );
-  // A client whose read is held is not to blame for the silence; one that does not take its answer is.
+  // Drops a client that does not take its answer, but not one whose read is held.
   server.setTimeout(Math.min(limits.stalledMs, MAX_TIMER_MS), (socket: Socket) => {
     if (queues.get(socket)?.[0]?.headersSent !== false) socket.destroy();
   });
   server.maxHeadersCount = 0;
-  // As many again get a 503; more would only cost memory.
+  // Twice the limit: the second half gets a 503.
   server.maxConnections = 2 * limits.connections;
   server.on('connection', (socket) => {
     stats.connections++;
     socket.once('close', () => stats.connections--);
   });
   server.on('clientError', (cause: NodeJS.ErrnoException, socket: Socket) => {
-    // During or before another answer, or after the client has gone, this one cannot be sent.
+    // No answer can be sent once the client is gone, or while another answer is due.
     const other = queues.get(socket)?.[0];
     if (!socket.writable || cause.code === 'ECONNRESET' || other?.req.complete || other?.headersSent) {
       socket.destroy();
