@@ -271,7 +271,7 @@ export function tool(
  * With a `tools` map, even an empty one, it is an MCP server: an error whose request has no readable id then has no `id`
  * member. Without tools, and in the default dispatcher, that `id` is null, as JSON-RPC 2.0 requires.
  *
- * @throws a {@link TechnocoreError} `bad_option` if `methods` is not a Map
+ * @throws a {@link TechnocoreError} `bad_option` if `methods` or `tools` is not a Map, or another option not of its type
  * @example
  * ```ts
  * import { createDispatcher, type Handler } from 'technocore-rpc';
@@ -289,7 +289,7 @@ export function createDispatcher(o?: DispatcherOptions): Dispatcher {
 /**
  * Answers one frame without a transport: a parsed request, a batch, or the text of either. Uses a dispatcher that is
  * cached for each pair of `methods` and `tools`; without options, the default ones. To end subscriptions or abort
- * handlers, make a dispatcher with {@link createDispatcher} instead. Never rejects because of the frame.
+ * handlers, make a dispatcher with {@link createDispatcher} instead. Never rejects because of the frame, and never throws.
  *
  * @param frame an untrusted frame; nothing about it needs to be checked first
  * @param context who calls, and where frames before the answer go; without `from`, a call from inside this process
@@ -304,7 +304,11 @@ export function createDispatcher(o?: DispatcherOptions): Dispatcher {
  * console.log(JSON.stringify(answer)); // {"jsonrpc":"2.0","id":1,"result":42}
  * ```
  */
-export function dispatch(frame: unknown, context?: DispatchContext, o?: DispatcherOptions): Promise<Json | undefined> {
+export async function dispatch(
+  frame: unknown,
+  context?: DispatchContext,
+  o?: DispatcherOptions,
+): Promise<Json | undefined> {
   return dispatchBare(frame, context, o === undefined ? DEFAULTS : withMcp(checkObject(o)));
 }
 

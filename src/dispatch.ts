@@ -8,6 +8,8 @@
  *
  * @module
  */
+import { clockOf } from './clock.ts';
+import { check32 } from './crypto.ts';
 import {
   type BadState,
   checkFunction,
@@ -554,6 +556,15 @@ class JsonRpc implements Dispatcher {
     this.#o = o;
     this.#methods = registriesOf(o).methods;
     checkNumbers(o, ['pageSize']);
+    clockOf(o);
+    const { stateKey, instructions, serverInfo } = o;
+    if (stateKey !== undefined) check32(stateKey, 'the option stateKey');
+    if (instructions !== undefined) checkText(instructions, 'the option instructions');
+    if (serverInfo !== undefined) {
+      const { name, version } = checkObject(serverInfo, 'the option serverInfo');
+      checkText(name, 'the name in the option serverInfo');
+      checkText(version, 'the version in the option serverInfo');
+    }
   }
 
   /** Created on first use: most handlers never look at their signal. */

@@ -156,13 +156,31 @@ test.each(CHOICES)('the option %s is one of a few words', async (name, run) => {
 test.each([
   ['read', (clock) => L.read('p-x', { ...o, clock })],
   ['createLocalService', (clock) => (local as any).createLocalService({ clock })],
-  ['tools', (clock) => L.createDispatcher({ tools: L.tools, clock }).dispatch('[]')],
   ['HttpRelay', (clock) => new (parley as any).HttpRelay('http://x', { clock })],
   ['a2aHandlerMethods', (clock) => (bridge as any).a2aHandlerMethods({}, () => {}, { clock })],
 ] as [string, (clock: unknown) => unknown][])('%s takes nothing for a clock that is none', async (_name, run) => {
   const error = { code: 'bad_option', message: expect.stringContaining('the option clock') };
   for (const wrong of [null, 5, {}, { now: () => 5 }, { now: 5, sleep: async () => {} }, () => 5, Date])
     await expect(async () => run(wrong)).rejects.toMatchObject(error);
+});
+
+test('what a dispatcher tells or seals with is checked when it is made', async () => {
+  for (const wrong of [
+    { stateKey: new Uint8Array(3) },
+    { stateKey: 'secret' },
+    { serverInfo: 5 },
+    { serverInfo: { name: 'x' } },
+    { serverInfo: { name: 5, version: '1' } },
+    { instructions: 5 },
+    { clock: {} },
+  ]) {
+    const error = { code: expect.stringMatching(/^bad_(key|option|text)$/) };
+    expect(() => L.createDispatcher(wrong)).toThrow(expect.objectContaining(error));
+    expect(() => L.createDispatcher({ ...wrong, tools: L.tools })).toThrow(expect.objectContaining(error));
+    // A promise is a promise, whatever it is given.
+    await expect(L.dispatch('{}', {}, { ...wrong, methods: new Map() })).rejects.toMatchObject(error);
+  }
+  await expect(L.dispatch('{}', {}, null)).rejects.toMatchObject({ code: 'bad_option' });
 });
 
 test('bytes of another realm are bytes, and what only looks like them is not', () => {
