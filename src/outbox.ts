@@ -70,8 +70,10 @@ export async function patiently<T>(clock: Clock, write: () => Promise<T>, signal
     try {
       return await write();
     } catch (cause) {
-      if (!(cause instanceof RateLimited) || clock.now() >= until) throw cause;
-      await clock.sleep(Math.max(cause.retryAfterMs, 1000), signal);
+      if (!(cause instanceof RateLimited)) throw cause;
+      const waitMs = Math.max(cause.retryAfterMs, 1000);
+      if (clock.now() + waitMs > until) throw cause;
+      await clock.sleep(waitMs, signal);
     }
   }
 }
