@@ -486,8 +486,8 @@ function floorBehind({ owner, done }: Part, place: Place, { lastSeq, at, isLater
   const isFree = owner === FREE;
   const floor = { done: 0, uncertain: isFree ? (done > lastSeq ? 0 : done) : lastSeq, until: at };
   const anew = { floor, last: { seq: lastSeq, at } };
-  // With generations, the `seq` goes on from one room to the next, and is enough.
-  if (generation !== undefined || (!isLater && done <= end)) return { done, uncertain: isFree ? 0 : end, anew };
+  // With generations, the `seq` goes on from one room to the next, and is enough: unless the service lost them.
+  if ((generation !== undefined || !isLater) && done <= end) return { done, uncertain: isFree ? 0 : end, anew };
   if (isLater) return { done: done > lastSeq ? done : 0, uncertain: since, anew };
   // `done` belongs to an earlier room, or to this one and we lag: then what we have read may be finished.
   return { done: 0, uncertain: isFree ? since : end, anew };

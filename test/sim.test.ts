@@ -23,6 +23,9 @@ describe.each(PROFILES)('%s', (profile) => {
       'batch',
       'claims',
       'sealed',
+      'mcp',
+      'a2a',
+      'restarted',
       'event retry',
       'forge',
       'replay',
@@ -47,6 +50,18 @@ describe.each(PROFILES)('%s', (profile) => {
     expect(timers).toBe(0);
     expect(isAnswered).toBe(true);
   });
+});
+
+test.each([
+  [73, 'modern'],
+  [326, 'modern'],
+  [795, 'modern'],
+  [11080, 'modern'],
+  [164839, '0.7'],
+  [401277, 'modern'],
+  [600589, '0.7'],
+] as const)('a world in which something once went wrong: %i, %s', async (seed, profile) => {
+  expect((await simulate({ seed, profile })).violations).toEqual([]);
 });
 
 test.each(Object.keys(BUGS) as Bug[])(

@@ -40,7 +40,7 @@ export class Invariants {
 
   /** A handler was started: the first time for this id and this question, unless it may run again. */
   ran(callee: Callee, from: string, id: unknown, n: number, mayAgain: boolean): void {
-    const { network } = this.#world;
+    const { network, plan } = this.#world;
     const { label } = callee;
     const who = from.slice(-8);
     network.count('handled');
@@ -52,8 +52,10 @@ export class Invariants {
       this.#runs.set(`${label} ${name}`, [...before, callee]);
       if (before.length === 0) continue;
       if (mayAgain) network.count('ran again');
-      // Servers that share a mailbox have ledgers of their own: what one took, and another never saw, that one may take again.
-      else if (callee.hasLost && !before.includes(callee)) network.count('ran again at another server');
+      // Servers that share a mailbox have ledgers of their own: what one took, and another never saw, that one may take
+      // again. Nor can they agree where the service forgot their agreement.
+      else if ((callee.hasLost || plan.restarts > 0) && !before.includes(callee))
+        network.count('ran again at another server');
       else this.violate(`${label} ran ${before.length + 1} times for ${name}`);
     }
   }

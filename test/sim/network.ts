@@ -61,7 +61,7 @@ export class Network {
   /** Off: everything arrives, soon. */
   rates: Rates = {};
   readonly #timeline: Timeline;
-  readonly #service: LocalService;
+  readonly #service: Pick<LocalService, 'client'>;
   readonly #random: Random;
   readonly #log: (line: string) => void;
   readonly #bug: string | undefined;
@@ -71,7 +71,13 @@ export class Network {
   /** What a naive client would do: {@link NetworkBug} `signs-again`. */
   resign: ((path: string) => string | undefined) | undefined;
 
-  constructor(timeline: Timeline, service: LocalService, random: Random, log: (line: string) => void, bug?: string) {
+  constructor(
+    timeline: Timeline,
+    service: Pick<LocalService, 'client'>,
+    random: Random,
+    log: (line: string) => void,
+    bug?: string,
+  ) {
     this.#timeline = timeline;
     this.#service = service;
     this.#random = random;

@@ -49,6 +49,8 @@ export interface Plan {
   jumps: number;
   floods: number;
   reaps: number;
+  /** How often the service starts anew, without anything that it held. */
+  restarts: number;
   attacks: number;
   partitions: number;
   limits: Partial<Limits>;
@@ -95,6 +97,7 @@ export function planOf(seed: number): Plan {
     jumps: random.int(4),
     floods: random.int(4),
     reaps: random.int(3),
+    restarts: new Random(seed, 'restarts').pick([0, 0, 0, 0, 1, 2]),
     attacks: random.int(12),
     partitions: random.int(3),
     limits: { roomRingBytes: random.pick([8_000, 20_000, 100_000]), wakeStepMs: random.pick([0, 0, 500]) },

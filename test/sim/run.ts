@@ -60,6 +60,7 @@ export const EXPECTED: readonly string[] = [
   'clock-back',
   'flood',
   'reaped',
+  'restarted',
   'junk',
   'replay',
   'copy',

@@ -27,7 +27,7 @@ export class World {
   readonly setup: Setup;
   readonly plan: Plan;
   readonly timeline: Timeline = new Timeline();
-  readonly service: LocalService;
+  service: LocalService;
   readonly network: Network;
   readonly invariants: Invariants;
   readonly callees: Callee[] = [];
@@ -44,19 +44,19 @@ export class World {
   readonly #lines: string[] = [];
 
   constructor(setup: Setup) {
-    const { seed, profile, bug } = setup;
+    const { seed, bug } = setup;
     this.setup = setup;
     this.plan = planOf(seed);
     this.invariants = new Invariants(this);
     this.#random = new Random(seed, 'world');
     this.#serviceClock = new ProcessClock(this.timeline, EPOCH);
-    this.service = createLocalService({
-      profile,
-      clock: this.#serviceClock,
-      limits: this.plan.limits,
-      random: (n) => this.#random.bytes(n),
-    });
-    this.network = new Network(this.timeline, this.service, new Random(seed, 'network'), (line) => this.log(line), bug);
+    this.service = this.#begun();
+    // Whichever there is at the time of a request.
+    const client =
+      (address: string): typeof fetch =>
+      (url, init) =>
+        this.service.client(address)(url, init);
+    this.network = new Network(this.timeline, { client }, new Random(seed, 'network'), (line) => this.log(line), bug);
     this.network.resign = (path) => this.#signedAgain(path);
     const kind = this.plan.ephemeral ? 'e-' : '';
     const { callees, callers } = this.plan;
@@ -67,6 +67,15 @@ export class World {
     }
     for (let i = 0; i < callers; i++) this.callers.push(new Caller(this, `caller${i}`, `mb-${kind}p-caller${i}`));
     this.hostile = new Hostile(this);
+  }
+
+  #begun(): LocalService {
+    return createLocalService({
+      profile: this.setup.profile,
+      clock: this.#serviceClock,
+      limits: this.plan.limits,
+      random: (n) => this.#random.bytes(n),
+    });
   }
 
   log(line: string): void {
@@ -114,6 +123,10 @@ export class World {
     sometime(plan.partitions, () => network.cutOff(someone().process!, random.between(1000, 40_000)));
     const reapable = (): string => (plan.sealed ? random.pick([someone().room, ...this.sealedRooms]) : someone().room);
     sometime(plan.reaps, () => this.#reap(reapable()));
+    const restarting = new Random(this.setup.seed, 'restarting');
+    for (let i = 0; i < plan.restarts; i++) {
+      timeline.after(restarting.between(0.05, 1) * plan.activeMs, () => this.#restart());
+    }
     sometime(plan.floods, () => hostile.flood(someone().room));
     sometime(plan.attacks, () => void hostile.attack());
   }
@@ -143,6 +156,13 @@ export class World {
     this.service.age(room, 8 * 24 * 60 * MINUTE);
     // The reaper comes with the next write, wherever that is.
     void this.hostile.say('reaper', 'time passes');
+  }
+
+  #restart(): void {
+    this.network.count('restarted');
+    this.log('the service starts anew, and has forgotten everything');
+    for (const { process } of [...this.callees, ...this.callers]) this.network.hangUp(process!);
+    this.service = this.#begun();
   }
 
   // --- from the beginning to the end ------------------------------------------------------------------------------
