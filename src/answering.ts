@@ -115,7 +115,8 @@ export class Answering {
       return {
         send: async (text, { isPart } = {}) => {
           const fit = await this.#fit(text, put, isPart);
-          await patiently(this.#t.clock, () => channel.send(fit, { signal }), signal);
+          const { clock } = this.#t;
+          await patiently(clock, () => channel.send(fit, { signal, deadline: clock.now() + PATIENCE_MS }), signal);
         },
       };
     }

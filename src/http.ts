@@ -637,6 +637,8 @@ export interface PollOptions {
   /** How long the server is asked to hold a request, ms; default 10,000. */
   waitMs?: number;
   signal?: AbortSignal | undefined;
+  /** Whether the server has answered before, so that pages of something on the way are waited out; default false. */
+  worked?: boolean;
 }
 
 /** The longest pause after a failure, ms. */
@@ -659,7 +661,7 @@ export async function* poll<T>(
 ): AsyncGenerator<T> {
   const waitMs = o.waitMs ?? 10_000;
   let floor: number = FLOOR_MS[0];
-  let worked = false;
+  let { worked = false } = o;
   for (let failures = 0; ; ) {
     const start = t.clock.now();
     let polled: Polled<T>;

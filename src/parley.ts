@@ -5,7 +5,7 @@
  * @packageDocumentation
  */
 import { concat, equalBytes, fromBase64url, fromUtf8, toBase64url, toHex, utf8 } from './bytes.ts';
-import type { Channel, Incoming, Listener } from './channel.ts';
+import type { Channel, Incoming, Listener, SendOptions } from './channel.ts';
 import { eitherOf, randomFloat } from './clock.ts';
 import { hmacSha256, sha256 } from './crypto.ts';
 import {
@@ -24,7 +24,7 @@ import {
   tooManyBytes,
 } from './errors.ts';
 import { decode, isObject } from './frames.ts';
-import { type Transport as Http, Lanes, meansOf, type Options, poll } from './http.ts';
+import { type Transport as Http, Lanes, meansOf, type Options, poll, retrying } from './http.ts';
 import { createTransport, Handshake, type Transport, type TransportKeys } from './noise.ts';
 import {
   fingerprint,
@@ -338,6 +338,7 @@ export class Session implements Channel {
    * Sends a text. Before the handshake is finished, the text is queued and sent right after it.
    *
    * @param text any text; may be empty
+   * @param o `deadline`: until when to try again while the relay cannot be reached; at most 30 seconds. Default: not at all
    * @returns `seq`: the number of the frame, or 0 if the text is queued
    * @throws a {@link SessionClosed} if the session is closed
    * @throws `CapacityReached` if 1,024 texts are queued already
@@ -345,7 +346,7 @@ export class Session implements Channel {
    * it arrives only once
    * @throws the signal's reason when it aborts
    */
-  async send(text: string, o: Abortable = {}): Promise<{ seq: number }> {
+  async send(text: string, o: SendOptions = {}): Promise<{ seq: number }> {
     const signal = this.#signal(o);
     const { queue } = this.#s;
     checkText(text, 'the text');
@@ -356,13 +357,18 @@ export class Session implements Channel {
       queue.push(message);
       return { seq: 0 };
     }
-    return this.#turn('post', signal, async () => {
+    const post = async (): Promise<{ seq: number }> => {
       await this.#flush(signal);
       if (this.#s.failed?.text !== text) this.#s.failed = { text, frame: this.#seal(message) };
       const { frame } = this.#s.failed!;
       await this.#post(frame, signal);
       this.#s.failed = undefined;
       return { seq: Number(frame.seq) };
+    };
+    return this.#turn('post', signal, () => {
+      // Others wait for their turn, since a frame that is overtaken counts for nothing at the other end.
+      const last = this.#http.clock.now() + MAX_WAIT_MS;
+      return retrying(this.#http, Math.min(o.deadline ?? 0, last), post, signal);
     });
   }
 
@@ -413,7 +419,7 @@ export class Session implements Channel {
       const value = await this.poll(this.#over() ? 0 : waitMs, o).catch(skip);
       return value.length || this.#over() ? { value } : {};
     };
-    for await (const received of poll(this.#http, step, { waitMs: MAX_WAIT_MS, signal })) {
+    for await (const received of poll(this.#http, step, { waitMs: MAX_WAIT_MS, signal, worked: true })) {
       yield* received;
       if (this.#over()) return;
     }
@@ -784,7 +790,7 @@ export class Session implements Channel {
     // A loop, since a listener may be added while the last one leaves.
     while (cause === undefined && this.#listeners.size) {
       try {
-        for await (const isDone of poll(this.#http, step, { waitMs: MAX_WAIT_MS })) if (isDone) break;
+        for await (const isDone of poll(this.#http, step, { waitMs: MAX_WAIT_MS, worked: true })) if (isDone) break;
         if (this.#over()) cause = new SessionClosed(this.#s.why);
       } catch (e) {
         cause = e;

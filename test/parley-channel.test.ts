@@ -28,8 +28,7 @@ interface World {
   signer: Signer;
 }
 
-async function pair(): Promise<World> {
-  const { fetch } = createLocalService();
+async function pair({ fetch } = createLocalService() as { fetch: typeof globalThis.fetch }): Promise<World> {
   const session = (seed: string): Session =>
     new Session(Identity.fromSeed(utf8(seed)), new HttpRelay('http://relay', { fetch }));
   const [opener, joiner] = [session('opener'), session('joiner')];
@@ -241,6 +240,56 @@ describe('JSON-RPC over a session', () => {
     );
     const server = serving({ ...world, opener: again }, new Map([['now', () => 'late but here']]));
     expect(await early).toBe('late but here');
+    server.stop();
+    await server.done;
+  });
+
+  test('a relay that cannot be reached for a while loses no request and no answer', async () => {
+    let down = 0;
+    const { fetch } = createLocalService();
+    const failing = (async (url: string, init?: RequestInit) => {
+      if (init?.method !== 'POST' || down === 0) return fetch(url, init);
+      // The last one arrives, though its answer is lost.
+      if (--down === 0) await fetch(url, init);
+      throw new TypeError('fetch failed');
+    }) as typeof fetch;
+    const world = await pair({ fetch: failing });
+    const ran: number[] = [];
+    const server = serving(
+      world,
+      new Map([
+        [
+          'm',
+          ({ n }: any) => {
+            ran.push(n);
+            // More often than the relay tries by itself.
+            down = 12;
+            return n;
+          },
+        ],
+      ]),
+    );
+    const { joiner, signer } = world;
+    const o = { fetch, base: 'http://local' };
+    expect(await call(joiner, 'm', { n: 1 }, signer, o)).toBe(1);
+    down = 12;
+    expect(await call(joiner, 'm', { n: 2 }, signer, o)).toBe(2);
+    expect(ran).toEqual([1, 2]);
+    server.stop();
+    await server.done;
+  });
+
+  test('a page of something on the way, at the very beginning, does not end what serves', async () => {
+    let pages = 2;
+    const { fetch } = createLocalService();
+    const portal = (async (url: string, init?: RequestInit) => {
+      if (!url.includes('/frames?') || pages-- <= 0) return fetch(url, init);
+      return new Response('<p>Log in first</p>', { status: pages ? 302 : 403 });
+    }) as typeof fetch;
+    const world = await pair({ fetch: portal });
+    const server = serving(world, new Map([['m', () => 'here']]));
+    expect(await call(world.joiner, 'm', {}, world.signer, { fetch, base: 'http://local' })).toBe('here');
+    expect(pages).toBeLessThan(0);
     server.stop();
     await server.done;
   });
