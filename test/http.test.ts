@@ -1,7 +1,7 @@
 import { getEventListeners } from 'node:events';
 import { inspect } from 'node:util';
 import { gzipSync } from 'node:zlib';
-import { describe, expect, test } from 'vitest';
+import { describe, expect, test, vi } from 'vitest';
 import { Budget } from '../src/budget.ts';
 import { eitherOf, later, systemClock } from '../src/clock.ts';
 import { BadName, HttpError, RateLimited, TechnocoreError, Unavailable } from '../src/errors.ts';
@@ -286,6 +286,49 @@ describe('request', () => {
     expect(unheard).toEqual([]);
     expect(clock.sleepers).toBe(0);
     expect(getEventListeners(user.signal, 'abort')).toEqual([]);
+  });
+});
+
+describe('a simple clock, as tests pass', () => {
+  let now = Date.UTC(2026, 0, 1);
+  const jumps = async (ms: number): Promise<void> => void (now += ms);
+  test.each<[string, () => number, (ms: number) => Promise<void>]>([
+    ['stands still', () => now, async () => {}],
+    ['jumps', () => now, jumps],
+    ['ignores the signal', Date.now, (ms) => new Promise((resolve) => setTimeout(resolve, Math.min(ms, 20)))],
+  ])('that %s does not cut off what is answered at once', async (_name, at, sleep) => {
+    const { service, o } = world();
+    const slept: number[] = [];
+    const nap = (ms: number): Promise<void> => {
+      slept.push(ms);
+      return sleep(ms);
+    };
+    const clock = { now: at, sleep: nap };
+    const own = { ...o, fetch: service.fetch, clock };
+    expect(await say('p-x', 'ann', 'one', own)).toEqual({ seq: 1 });
+    expect(await signer(1).say('p-x', 'two', own)).toMatchObject({ seq: 2 });
+    await setNote('ns', 'key', 'value', own);
+    let refused = 1;
+    const fetch = faulty(service.fetch, async () =>
+      refused-- > 0 ? new Response('429', { status: 429, headers: { 'retry-after': '2' } }) : undefined,
+    );
+    expect((await read('p-x', { ...own, fetch })).lastSeq).toBe(2);
+    expect(slept.some((ms) => ms >= 2000 && ms < 2200)).toBe(true);
+  });
+
+  test('that wakes whoever has left wakes nobody', async () => {
+    let wake!: () => void;
+    const clock = { now: () => 0, sleep: () => new Promise<void>((resolve) => (wake = resolve)) };
+    const run = vi.fn();
+    const cancel = later(clock, 5, run);
+    cancel();
+    wake();
+    await settled();
+    expect(run).not.toHaveBeenCalled();
+    later(clock, 5, run);
+    wake();
+    await settled();
+    expect(run).toHaveBeenCalledOnce();
   });
 });
 
