@@ -439,7 +439,7 @@ class Agent implements A2AAgent, Shop {
       this.#sent(sent, context, async (live, isNew) => {
         const watch = live.watch();
         if (isNew) this.#work(live);
-        // The answer may turn out to be a message alone, without a task, so wait a little before showing the task.
+        // The answer may turn out to be only a message, without a task, so wait a little before showing the task.
         void live.until(() => live.shown || live.isOver, UNSAID_MS, context.signal).then(() => live.show());
         await run(watch);
       }),
@@ -486,7 +486,7 @@ class Agent implements A2AAgent, Shop {
           return ended;
         }).catch(reject);
       });
-      const interrupted = new RpcError(INTERRUPTED, 'Interrupted: the stream ends here, and the task goes on');
+      const interrupted = new RpcError(INTERRUPTED, 'Interrupted: the stream ends here; the task continues');
       const end = (): void => watch.fail(interrupted);
       leaving.push(() => watch.leave());
       for (const stop of [signal, this.#closing.signal, displaced.signal]) {

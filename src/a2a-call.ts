@@ -64,7 +64,7 @@ export interface A2ASendOptions extends A2ACallOptions {
   returnImmediately?: boolean | undefined;
 }
 
-/** An agent's answer to a message: a task, or a message alone. */
+/** An agent's answer to a message: a task, or only a message. */
 export type A2AAnswer = { task: A2ATaskView; message?: never } | { message: A2AMessage; task?: never };
 
 /** Options of {@link a2aList}. */
@@ -227,7 +227,7 @@ const isSettled = ({ status: { state } }: A2ATaskView): boolean => isTerminal(st
  * @param said the message: a text, or parts
  * @param signer the caller's key, which will own the task
  * @param o `taskId` to continue a task; see {@link A2ASendOptions}
- * @returns the task, or a message alone; untrusted, like everything that an agent sends
+ * @returns the task, or only a message; untrusted, like everything that an agent sends
  * @throws an {@link RpcError} if the agent refuses: code -32001 for an unknown task, -32004 if the task has ended,
  * -32005 for a media type that it does not accept …
  * @throws a {@link TechnocoreError} `bad_response` if the answer is malformed

@@ -154,7 +154,7 @@ export class LiveTask {
   readonly shop: Shop;
   readonly abort: AbortController = new AbortController();
   record: A2ARecord;
-  /** Whether the caller may have seen the task. If not, the answer can still be a message alone. */
+  /** Whether the caller may have seen the task. If not, the answer can still be only a message. */
   shown: boolean;
   /** Set if the request is answered without a task after all. */
   outcome: { message: A2AMessage; error?: never } | { error: RpcError; message?: never } | undefined;
@@ -317,7 +317,7 @@ export class LiveTask {
   async #turn(): Promise<void> {
     const waiting = this.#queue[0];
     if (!waiting || this.isOver || this.abort.signal.aborted) return;
-    // Watchers are notified, but the caller is not shown the task yet: the answer may still be a message alone.
+    // Watchers are notified, but the caller is not shown the task yet: the answer may still be only a message.
     if (this.state !== 'TASK_STATE_WORKING') {
       await this.change((task) => (this.isOver ? task : this.#moved(task, 'TASK_STATE_WORKING')), { show: false });
     }
@@ -337,7 +337,7 @@ export class LiveTask {
     }
   }
 
-  /** Whether the answer can still be a message or an error alone. */
+  /** Whether the answer can still be only a message or an error. */
   #isBare(continued: boolean): boolean {
     return !continued && !this.shown && this.#queue.length === 0;
   }

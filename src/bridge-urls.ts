@@ -1,6 +1,7 @@
 /**
- * Web pages that a person must open before a server does what it was asked, as to sign in. A server with a handshake
- * says so by an error, and expects the request again afterwards; without one, the answer is a question to the person.
+ * Web pages that a person must open before a server executes a request, for example to sign in. A server with a
+ * handshake says so with an error, and expects the request again afterwards. Without one, the answer is a question to
+ * the person.
  *
  * @module
  */
@@ -12,19 +13,19 @@ import { RpcError } from './errors.ts';
 import { isObject, type Json } from './frames.ts';
 import { CLIENT_CAPABILITIES, MISSING_CAPABILITY } from './toolcall.ts';
 
-/** The code of that error, which only the revision 2025-11-25 has. */
+/** The code of that error, which only revision 2025-11-25 has. */
 const OPEN_FIRST = -32042;
-/** The most pages that one answer asks for. */
+/** How many pages one answer may ask for. */
 const MAX_PAGES = 8;
-/** The beginning of the keys of such questions. */
+/** The prefix of the keys of such questions. */
 const PAGE = 'page:';
 
 /**
- * The questions that take the place of a server's error; undefined if it is another error.
+ * The questions that replace a server's error; undefined if it is another error.
  *
  * @param meta the `_meta` of the request
- * @param opened the keys of the questions that were answered with this request
- * @throws an {@link RpcError} if the caller cannot be asked, or was asked already
+ * @param opened the keys of the questions that this request answers
+ * @throws an {@link RpcError} if the caller cannot be asked, or has already answered
  */
 export function pagesOf(error: unknown, meta: JsonObject, opened: ReadonlySet<string>): JsonObject | undefined {
   if (!isObject(error) || error['code'] !== OPEN_FIRST) return undefined;
@@ -53,7 +54,7 @@ export function pagesOf(error: unknown, meta: JsonObject, opened: ReadonlySet<st
 /**
  * The keys of the questions for pages that a request answers.
  *
- * @throws an {@link RpcError} if the person did not want to open one
+ * @throws an {@link RpcError} if the person declined to open one
  */
 export function openedIn(inputResponses: unknown): ReadonlySet<string> {
   const answers = Object.entries(isObject(inputResponses) ? inputResponses : {}).filter(([key]) =>

@@ -111,18 +111,16 @@ export interface Floor {
   /** The `seq` up to which an owner that died may have begun them. */
   readonly uncertain: number;
   /**
-   * When the last of these was written, by the service's clock, ms. Set where the `seq` alone may belong to another
-   * room.
+   * When the last of these was written, by the service's clock, ms. Set where the `seq` may be that of another room.
    */
   readonly until?: number | undefined;
-  /**
-   * The floor to use if it turns out that the room had been recreated before the partition was taken: if the last
-   * message that we saw then is in the new room.
+  /** The floor to use if the room turns out to have been recreated before the partition was taken, that is, if the last
+   * message seen then is in the new room.
    */
-  readonly anew?: { readonly floor: Floor; readonly last: Seen };
+  readonly recreated?: { readonly floor: Floor; readonly last: Seen };
 }
 
-/** What tells a message from those at the same `seq` in other rooms. */
+/** Distinguishes a message from those with the same `seq` in earlier or later rooms of the name. */
 export interface Seen {
   readonly seq: number;
   /** When it was written, by the service's clock, ms. */
@@ -199,8 +197,8 @@ export class Claims {
     this.#lives++;
     const isIn = ({ seq, at }: Seen): boolean => messages.some((m) => m.seq === seq && m.at === at);
     for (const held of this.#held.values()) {
-      const { anew } = held.floor ?? {};
-      if (held.floor) held.floor = anew && isIn(anew.last) ? anew.floor : { done: 0, uncertain: 0 };
+      const { recreated } = held.floor ?? {};
+      if (held.floor) held.floor = recreated && isIn(recreated.last) ? recreated.floor : { done: 0, uncertain: 0 };
       else held.before = { ...held.before, done: 0 };
     }
   }
@@ -485,12 +483,12 @@ function floorBehind({ owner, done }: Part, place: Place, { lastSeq, at, isLater
   const end = Math.max(lastSeq, since);
   const isFree = owner === FREE;
   const floor = { done: 0, uncertain: isFree ? (done > lastSeq ? 0 : done) : lastSeq, until: at };
-  const anew = { floor, last: { seq: lastSeq, at } };
-  // With generations, the `seq` goes on from one room to the next, and is enough: unless the service lost them.
-  if ((generation !== undefined || !isLater) && done <= end) return { done, uncertain: isFree ? 0 : end, anew };
-  if (isLater) return { done: done > lastSeq ? done : 0, uncertain: since, anew };
+  const recreated = { floor, last: { seq: lastSeq, at } };
+  // With generations, the `seq` continues from one room to the next, and is enough, unless the service lost them.
+  if ((generation !== undefined || !isLater) && done <= end) return { done, uncertain: isFree ? 0 : end, recreated };
+  if (isLater) return { done: done > lastSeq ? done : 0, uncertain: since, recreated };
   // `done` belongs to an earlier room, or to this one and we lag: then what we have read may be finished.
-  return { done: 0, uncertain: isFree ? since : end, anew };
+  return { done: 0, uncertain: isFree ? since : end, recreated };
 }
 
 interface Plan {

@@ -552,7 +552,7 @@ export class Feed {
       }
     };
     if (gap?.reason === 'recreated') {
-      // Generations tell that it goes on, unless the service lost them together with its rooms.
+      // With generations, the `seq` continues, unless the service lost them together with its rooms.
       const goesOn = this.#cursor.generation !== undefined && gap.oldest >= gap.expected;
       tell(() => listener.renewed?.(goesOn, messages));
     }

@@ -509,8 +509,8 @@ const MEANINGS: { readonly [code: string]: string } = {
 };
 
 /**
- * The platform's errors among an error and its chain of causes, up to five in all. Our own may quote what a stranger's
- * server answered.
+ * The platform's errors in an error's chain of causes, which is followed up to five deep. Our own are left out: they
+ * may quote what an untrusted server answered.
  */
 function* causesOf(e: unknown): Generator<Record<string, unknown>> {
   for (let cause = e, depth = 0; isObject(cause) && depth < 5; cause = cause['cause'], depth++) {
@@ -518,7 +518,7 @@ function* causesOf(e: unknown): Generator<Record<string, unknown>> {
   }
 }
 
-/** Whether the platform refuses the address itself, which no repetition changes. */
+/** Whether the platform refuses the address itself, so that retrying is useless. */
 function isForbiddenHere(e: unknown): boolean {
   for (const { name, message } of causesOf(e)) {
     if (name === NO_PERMISSION || BLOCKED_PORT.test(String(message))) return true;
@@ -556,8 +556,8 @@ function reasonOf(e: unknown): string {
 
 /**
  * The delay before the next attempt after `failures` + 1 failures, ms: exponential from 100 ms to 10 s, with up to half
- * subtracted as jitter. If the service asked for a delay, that, and on top at most a second: who waits much longer than
- * others at the same address never gets a turn.
+ * subtracted as jitter. If the service asked for a delay, that delay plus at most a second: a client that waits much
+ * longer than others at the same address never gets a turn.
  */
 export function backoffMs(failures: number, cause: unknown, random: (bytes: number) => Uint8Array): number {
   const asked = TechnocoreError.is(cause) ? ((cause as RateLimited | Unavailable).retryAfterMs ?? 0) : 0;

@@ -159,7 +159,7 @@ export function verifyMessage(room: string, m: Message): 'valid' | 'invalid' | '
   return isSwept(text) && verify(from, sig, `${room}|${nonce}|${text}`) ? 'valid' : 'invalid';
 }
 
-/** No service keeps any other text, and what reads messages may rely on that. */
+/** Services store no other text, and code that reads messages may rely on that. */
 const isSwept = (text: string): boolean => blanked(text).trim() === text;
 
 /**

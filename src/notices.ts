@@ -66,7 +66,7 @@ export class Notices {
 
   /**
    * @param meta the `_meta` of the request: whether it asks for progress, and for which log lines
-   * @param limit the most characters of a notice
+   * @param limit maximum characters of a notice
    */
   constructor(
     clock: Clock,

@@ -59,8 +59,8 @@ export async function sayUnrefused(
 }
 
 /**
- * Writes, for as long as the service refuses only because the budget of this address is spent: others behind the same
- * address may have it all for a while. A refused write was not executed.
+ * Writes, and retries while the service refuses the write only because the budget of this address is spent: others at
+ * the same address may use all of it for a while. A refused write was not executed.
  *
  * @throws what the last attempt threw; the signal's reason
  */
@@ -83,7 +83,7 @@ const MAX_WRITING = 8;
 /** How many answers can wait, for one key and in all. */
 const MAX_OF_KEY = 256;
 const MAX_WAITING = 4096;
-/** How long a write is tried whose only hindrance is the budget, ms: as long as answers may wait in all. */
+/** How long a write that only the budget prevents is retried, ms: as long as an answer may wait in all. */
 const LIMITED_MS = 300_000;
 
 /** The outgoing answers of one server. */

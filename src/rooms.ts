@@ -167,7 +167,7 @@ export class RoomCursor {
   #isBlank = false;
   /**
    * The room is ephemeral and showed nothing when it was last read without a cursor, so whatever it shows now is new.
-   * Only a read from the beginning finds that both if its `seq` goes on and if the room was recreated.
+   * Only a read from the beginning finds that both if its `seq` continues and if the room was recreated.
    */
   #hasExpired = false;
   /** How often this cursor saw the room recreated. */
@@ -228,7 +228,7 @@ export class RoomCursor {
     if (this.#unchecked) return readView(this.#t, this.room, { limit: MAX_LIMIT }, signal);
     const since = this.#hasExpired ? 0 : this.since!;
     return readView(this.#t, this.room, { since, limit: MAX_LIMIT, waitMs }, signal).catch((cause) => {
-      // The service may have been restarted, and have lost its rooms; even generations then begin anew.
+      // The service may have restarted and lost its rooms; then even generations start over.
       if (Unavailable.is(cause)) this.doubt();
       throw cause;
     });
@@ -262,7 +262,7 @@ export class RoomCursor {
       const known = this.generation;
       this.generation = view.generation;
       if (this.#isBlank && known !== view.generation) isNext = true;
-      // A new generation: the room was recreated, and its `seq` goes on. A cursor at 0 has missed nothing of the old
+      // A new generation: the room was recreated, and its `seq` continues. A cursor at 0 has missed nothing of the old
       // room.
       if (known !== undefined && known !== view.generation && since > 0) {
         return view.lastSeq < since ? this.restart(signal) : this.#recreated(fresh, view);
@@ -296,7 +296,7 @@ export class RoomCursor {
    * far as it shows.
    */
   #isSame(view: PolledView, { since, mark: known } = this.place!): boolean {
-    // An ephemeral room whose messages have expired reports 0, although its `seq` goes on.
+    // An ephemeral room whose messages have expired reports 0, although its `seq` continues.
     if (view.lastSeq === 0 && roomClasses(this.room).e) return true;
     const mark = view.messages.find((m) => m.seq === since);
     return view.lastSeq >= since && (mark === undefined || known === undefined || mark.ts === known);
@@ -305,7 +305,7 @@ export class RoomCursor {
   #compare(view: PolledView, place?: Place): Batch | undefined {
     this.generation = view.generation ?? this.generation;
     if (this.#isSame(view, place)) {
-      // Where there are generations, the `seq` always goes on.
+      // With generations, the `seq` always continues.
       this.#hasExpired = view.lastSeq === 0 && this.generation === undefined && this.since! > 0;
       return undefined;
     }
