@@ -21,6 +21,8 @@ interface Question {
   readonly key: string;
   readonly method: string;
   readonly params?: object;
+  /** What is wrong with the params. */
+  readonly wrong?: string | undefined;
   /** The capability that it requires, if the caller did not declare it. */
   readonly missing: JsonObject | undefined;
   /** What is wrong with an answer; undefined if nothing is. */
@@ -117,10 +119,17 @@ export class ToolCall extends Call implements ToolContext {
 
   get elicit(): ToolContext['elicit'] {
     return (key, given) => {
-      const form = (given as { mode?: string }).mode !== 'url';
-      const params: { mode?: string; requestedSchema?: object } = form
-        ? { mode: 'form', requestedSchema: { type: 'object', properties: {} }, ...given }
-        : given;
+      const {
+        mode,
+        message,
+        url,
+        requestedSchema = { type: 'object', properties: {} },
+      }: Record<string, unknown> = isObject(given) ? given : {};
+      const form = mode !== 'url';
+      const isGood =
+        typeof message === 'string' &&
+        (form ? (mode ?? 'form') === 'form' && isObject(requestedSchema) : typeof url === 'string');
+      const params = form ? { ...given, mode: 'form', requestedSchema } : given;
       const declared = this.#capabilities['elicitation'];
       // `{}` declares forms; naming `url` alone does not.
       const able = isObject(declared) && (form ? 'form' in declared || !('url' in declared) : 'url' in declared);
@@ -128,6 +137,9 @@ export class ToolCall extends Call implements ToolContext {
         key,
         method: 'elicitation/create',
         params,
+        wrong: isGood
+          ? undefined
+          : 'elicit takes a message, and the requestedSchema of a form or mode: "url" with a url',
         missing: able ? undefined : { elicitation: form ? {} : { url: {} } },
         problemOf: async ({ action, content }) => {
           if (action === 'decline' || action === 'cancel') return undefined;
@@ -135,7 +147,7 @@ export class ToolCall extends Call implements ToolContext {
           if (!form) return undefined;
           // A form without values may have no content.
           if (content !== undefined && !isObject(content)) return 'the content of a form is an object';
-          return (await compileSchema(params.requestedSchema!, 'input').check(content ?? {})).problem;
+          return (await compileSchema(requestedSchema as object, 'input').check(content ?? {})).problem;
         },
       });
     };
@@ -143,11 +155,14 @@ export class ToolCall extends Call implements ToolContext {
 
   get sample(): ToolContext['sample'] {
     return (key, params) => {
-      const sampling: JsonObject = 'tools' in params || 'toolChoice' in params ? { tools: {} } : {};
+      const { messages, maxTokens, tools, toolChoice }: Record<string, unknown> = isObject(params) ? params : {};
+      const sampling: JsonObject = tools === undefined && toolChoice === undefined ? {} : { tools: {} };
+      const isGood = Array.isArray(messages) && typeof maxTokens === 'number';
       return this.#ask({
         key,
         method: 'sampling/createMessage',
         params,
+        wrong: isGood ? undefined : 'sample takes messages and maxTokens',
         missing: lacks(this.#capabilities, { sampling }) ? { sampling } : undefined,
         problemOf: ({ role, content, model }) =>
           typeof role === 'string' && typeof model === 'string' && typeof content === 'object' && content !== null
@@ -177,7 +192,9 @@ export class ToolCall extends Call implements ToolContext {
     return answer as Promise<T>;
   }
 
-  async #answer({ key, method, params, missing, problemOf }: Question): Promise<unknown> {
+  async #answer({ key, method, params, wrong, missing, problemOf }: Question): Promise<unknown> {
+    if (typeof key !== 'string') throw new TechnocoreError('bad_option', 'the key of a question is a text');
+    if (wrong !== undefined) throw new TechnocoreError('bad_option', wrong);
     if (missing !== undefined) {
       for (const [name, needs] of Object.entries(missing)) {
         this.#missing[name] = { ...(this.#missing[name] as JsonObject), ...(needs as JsonObject) };

@@ -876,7 +876,7 @@ describe('asking for input', () => {
         error: { code: -32602 },
       });
     }
-    const e = new Harness().tool('e', (_, { elicit }) => elicit('k', { message: 'sure?' }));
+    const e = new Harness().tool('e', (_, { elicit }) => elicit('k', { message: 'sure?', requestedSchema: undefined }));
     const bare = { action: 'accept' };
     expect((await e.call('e', {}, forms, { inputResponses: { k: bare } })).structuredContent).toEqual(bare);
     expect(await e.call('e', {}, forms, { inputResponses: { k: { ...bare, content: [] } } })).toMatchObject({
@@ -895,6 +895,27 @@ describe('asking for input', () => {
     expect(await s.call('r', {}, meta, { inputResponses: { k: { roots: [{}] } } })).toMatchObject({
       error: { code: -32602 },
     });
+  });
+
+  test('a question that nobody could answer fails the tool, by name, and is not asked', async () => {
+    const all = able({ elicitation: { form: {}, url: {} }, sampling: { tools: {} }, roots: {} });
+    const ask = async (run: (context: any) => unknown): Promise<string> => {
+      const result = await new Harness().tool('t', (_, context) => run(context)).call('t', {}, all);
+      expect(result).toMatchObject({ isError: true });
+      return text(result);
+    };
+    for (const params of [
+      undefined,
+      {},
+      { message: 1 },
+      { message: 'm', mode: 'url' },
+      { message: 'm', mode: 'odd' },
+      { message: 'm', requestedSchema: 'x' },
+    ])
+      expect(await ask(({ elicit }) => elicit('k', params)), JSON.stringify(params)).toContain('elicit takes');
+    for (const params of [undefined, {}, { messages: [] }, { messages: {}, maxTokens: 1 }])
+      expect(await ask(({ sample }) => sample('k', params)), JSON.stringify(params)).toContain('sample takes');
+    expect(await ask(({ roots }) => roots(5))).toContain('key');
   });
 
   test('a tool that swallows the question still asks it, and nothing it returns counts', async () => {
