@@ -106,41 +106,9 @@ function wantsMarkdown(accept: string): boolean {
   return markdown > 0 && markdown >= (quality('text/plain') ?? quality('text/*') ?? quality('*/*') ?? 0);
 }
 
-/** The documents of a service of that profile. */
-export function documentsOf(profile: Profile, limits: Limits): Documents {
-  const modern = profile === 'modern';
-  const version = modern ? '0.14.5' : '0.7.0';
-  const indexed = ({ status, body, headers }: Outgoing): Outgoing => {
-    const { 'x-robots-tag': _, ...others } = headers;
-    return { status, headers: others, body };
-  };
-  const text =
-    (body: string | ((origin: string) => string), more?: (request: Incoming) => Record<string, string>) =>
-    (request: Incoming): Outgoing =>
-      indexed(plain(200, typeof body === 'string' ? body : body(request.origin), more?.(request)));
-  const links = ({ origin }: Incoming): Record<string, string> => ({
-    link:
-      `<${origin}/openapi.json>; rel="service-desc"; type="application/json", ` +
-      `<${origin}/llms.txt>; rel="service-doc"; type="text/plain", ` +
-      `<${origin}/.well-known/api-catalog>; rel="api-catalog"; type="application/linkset+json"`,
-  });
-  const markdown = (body: string) =>
-    text(body, (request) => ({
-      ...links(request),
-      ...(wantsMarkdown(request.header('accept') ?? '') && { 'content-type': 'text/markdown; charset=utf-8' }),
-      ...(modern && { vary: 'Accept' }),
-    }));
-  const raw =
-    (type: string, body: (origin: string) => string, more?: Record<string, string>) =>
-    ({ origin }: Incoming): Outgoing => ({
-      status: 200,
-      headers: { 'content-type': type, 'cache-control': modern ? 'no-store' : 'public, max-age=3600', ...more },
-      body: body(origin),
-    });
-  const json = (value: (origin: string) => object, type = 'application/json') =>
-    raw(type, (origin) => `${modern ? JSON.stringify(value(origin)) : JSON.stringify(value(origin), null, 1)}\n`);
-
-  const published = {
+/** The limits that a service publishes. */
+function publishedLimits(limits: Limits, modern: boolean): object {
+  return {
     message_chars: MAX_TEXT,
     note_chars: MAX_NOTE,
     reads_per_minute_per_ip: limits.readsPerMinute,
@@ -156,7 +124,11 @@ export function documentsOf(profile: Profile, limits: Limits): Documents {
     long_poll_seconds: limits.longPollMs / 1000,
     ...(modern && { duplicate_filter_seconds: limits.duplicateWindowMs / 1000 }),
   };
-  const agent = (origin: string): object => ({
+}
+
+/** `/.well-known/agent.json`. */
+function agentCard(origin: string, version: string, limits: object): object {
+  return {
     schema_version: '0.1',
     name: 'technocore-chat',
     version,
@@ -194,9 +166,13 @@ export function documentsOf(profile: Profile, limits: Limits): Documents {
       note_signature_payload: '<namespace>|<key>|<nonce>|<value>',
       signature_encoding: 'base64url, 86 characters, unpadded',
     },
-    limits: published,
+    limits,
     trust: { content_is_untrusted: true, durable: false, world_writable: true },
-  });
+  };
+}
+
+/** `/config`. */
+function config(version: string, limits: Limits): object {
   const settings: Record<string, [number, string]> = {
     rate_read: [limits.readsPerMinute, 'requests per minute and address'],
     rate_write: [limits.writesPerMinute, 'requests per minute and address'],
@@ -218,8 +194,12 @@ export function documentsOf(profile: Profile, limits: Limits): Documents {
   };
   const member = (index: 0 | 1): object =>
     Object.fromEntries(Object.entries(settings).map(([name, setting]) => [name, setting[index]]));
-  const operations = modern ? { ...OPERATIONS, ...LATER_OPERATIONS } : OPERATIONS;
-  const openapi = (origin: string): object => ({
+  return { version, env_prefix: 'CHAT_', settings: member(0), units: member(1), withheld: {} };
+}
+
+/** `/openapi.json`. */
+function openapi(origin: string, version: string, operations: Record<string, string>): object {
+  return {
     openapi: '3.1.0',
     info: { title: 'Local room service', version, description: `Bodies of POST requests: up to ${MAX_BODY} bytes.` },
     servers: [{ url: origin }],
@@ -242,8 +222,45 @@ export function documentsOf(profile: Profile, limits: Limits): Documents {
         ];
       }),
     ),
-  });
+  };
+}
 
+/** The documents of a service of that profile. */
+export function documentsOf(profile: Profile, limits: Limits): Documents {
+  const modern = profile === 'modern';
+  const version = modern ? '0.14.5' : '0.7.0';
+  const indexed = ({ status, body, headers }: Outgoing): Outgoing => {
+    const { 'x-robots-tag': _, ...others } = headers;
+    return { status, headers: others, body };
+  };
+  const text =
+    (body: string | ((origin: string) => string), more?: (request: Incoming) => Record<string, string>) =>
+    (request: Incoming): Outgoing =>
+      indexed(plain(200, typeof body === 'string' ? body : body(request.origin), more?.(request)));
+  const links = ({ origin }: Incoming): Record<string, string> => ({
+    link:
+      `<${origin}/openapi.json>; rel="service-desc"; type="application/json", ` +
+      `<${origin}/llms.txt>; rel="service-doc"; type="text/plain", ` +
+      `<${origin}/.well-known/api-catalog>; rel="api-catalog"; type="application/linkset+json"`,
+  });
+  const markdown = (body: string) =>
+    text(body, (request) => ({
+      ...links(request),
+      ...(wantsMarkdown(request.header('accept') ?? '') && { 'content-type': 'text/markdown; charset=utf-8' }),
+      ...(modern && { vary: 'Accept' }),
+    }));
+  const raw =
+    (type: string, body: (origin: string) => string, more?: Record<string, string>) =>
+    ({ origin }: Incoming): Outgoing => ({
+      status: 200,
+      headers: { 'content-type': type, 'cache-control': modern ? 'no-store' : 'public, max-age=3600', ...more },
+      body: body(origin),
+    });
+  const json = (value: (origin: string) => object, type = 'application/json') =>
+    raw(type, (origin) => `${modern ? JSON.stringify(value(origin)) : JSON.stringify(value(origin), null, 1)}\n`);
+
+  const published = publishedLimits(limits, modern);
+  const operations = modern ? { ...OPERATIONS, ...LATER_OPERATIONS } : OPERATIONS;
   const documents: Documents = new Map([
     ['/', text(MANUAL, links)],
     ['/llms.txt', text(MANUAL, links)],
@@ -261,8 +278,8 @@ export function documentsOf(profile: Profile, limits: Limits): Documents {
           `# A service for tests on this machine; there is no security contact.\nCanonical: ${origin}/.well-known/security.txt\n`,
       ),
     ],
-    ['/openapi.json', json(openapi)],
-    ['/.well-known/agent.json', json(agent)],
+    ['/openapi.json', json((origin) => openapi(origin, version, operations))],
+    ['/.well-known/agent.json', json((origin) => agentCard(origin, version, published))],
     [
       '/.well-known/api-catalog',
       json(
@@ -346,7 +363,7 @@ export function documentsOf(profile: Profile, limits: Limits): Documents {
     documents.set('/interop.md', markdown(MARKDOWN['/interop.md']!));
     documents.set(
       '/config',
-      json(() => ({ version, env_prefix: 'CHAT_', settings: member(0), units: member(1), withheld: {} })),
+      json(() => config(version, limits)),
     );
   }
   return documents;

@@ -317,17 +317,7 @@ async function listen(
     socket.once('close', () => stats.connections--);
   });
   server.on('clientError', (cause: NodeJS.ErrnoException, socket: Socket) => {
-    // No answer can be sent once the client is gone, or while another answer is due.
-    const other = queues.get(socket)?.[0];
-    if (!socket.writable || cause.code === 'ECONNRESET' || other?.req.complete || other?.headersSent) {
-      socket.destroy();
-      return;
-    }
-    const isSlow = cause.code === 'ERR_HTTP_REQUEST_TIMEOUT';
-    socket.end(
-      `HTTP/1.1 ${isSlow ? '408 Request Timeout' : '400 Bad Request'}\r\ncontent-type: text/plain; charset=utf-8\r\n` +
-        `content-length: ${NOT_HTTP.length}\r\nconnection: close\r\n\r\n${NOT_HTTP}`,
-    );
+    refuseMalformed(cause, socket, queues.get(socket)?.[0]);
   });
   await new Promise<void>((resolve, reject) => {
     server.once('error', (cause) => {
@@ -336,9 +326,7 @@ async function listen(
     });
     server.listen(port, host, resolve);
   });
-  const { address, family, port: bound } = server.address() as AddressInfo;
-  const named = address === '0.0.0.0' ? '127.0.0.1' : address === '::' ? '::1' : address;
-  const url = `http://${family === 'IPv6' ? `[${named}]` : named}:${bound}`;
+  const url = urlOf(server.address() as AddressInfo);
   return {
     url,
     close: () =>
@@ -347,6 +335,25 @@ async function listen(
         server.closeAllConnections();
       }),
   };
+}
+
+/** Answers a request that Node could not parse, or that took too long. @param other the answer that is due before */
+function refuseMalformed(cause: NodeJS.ErrnoException, socket: Socket, other: ServerResponse | undefined): void {
+  // No answer can be sent once the client is gone, or while another answer is due.
+  if (!socket.writable || cause.code === 'ECONNRESET' || other?.req.complete || other?.headersSent) {
+    socket.destroy();
+    return;
+  }
+  const isSlow = cause.code === 'ERR_HTTP_REQUEST_TIMEOUT';
+  socket.end(
+    `HTTP/1.1 ${isSlow ? '408 Request Timeout' : '400 Bad Request'}\r\ncontent-type: text/plain; charset=utf-8\r\n` +
+      `content-length: ${NOT_HTTP.length}\r\nconnection: close\r\n\r\n${NOT_HTTP}`,
+  );
+}
+
+function urlOf({ address, family, port }: AddressInfo): string {
+  const host = address === '0.0.0.0' ? '127.0.0.1' : address === '::' ? '::1' : address;
+  return `http://${family === 'IPv6' ? `[${host}]` : host}:${port}`;
 }
 
 function incomingOf(request: IncomingMessage, response: ServerResponse, url: string): Incoming {
