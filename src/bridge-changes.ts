@@ -129,7 +129,7 @@ export class Changes {
   }
 
   /** Takes a notification. @returns whether it belongs to a subscription */
-  told(id: unknown, message: JsonObject): boolean {
+  notified(id: unknown, message: JsonObject): boolean {
     const waiting = typeof id === 'string' ? this.#all.get(id) : undefined;
     if (typeof id !== 'string' || !waiting) return false;
     const { method } = message as { method: string };

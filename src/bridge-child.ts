@@ -167,7 +167,7 @@ export class ChildSide {
     this.#server = server;
     this.#o.onEvent?.({ kind: 'server-ready', server: objectIn(server, 'serverInfo'), version });
     for (const { from, message } of this.#waiting.splice(0)) this.fromRoom(message, from);
-    if (!isModern) this.#listeners.again(sharedCapabilities(server['capabilities']));
+    if (!isModern) this.#listeners.restarted(sharedCapabilities(server['capabilities']));
   }
 
   #unusable(problem: string): void {
@@ -319,7 +319,7 @@ export class ChildSide {
         this.#asked(frame);
         break;
       case 'notification':
-        this.#told(frame);
+        this.#notice(frame);
         break;
       default:
         this.#o.onEvent?.({ kind: 'skipped', reason: 'the server wrote a line that is not a message' });
@@ -367,7 +367,7 @@ export class ChildSide {
     }
   }
 
-  #told(frame: JsonObject): void {
+  #notice(frame: JsonObject): void {
     const { method } = frame as { method: string };
     const params = objectIn(frame, 'params');
     if (method === 'notifications/message') {

@@ -160,7 +160,7 @@ export class RoomClientTransport {
       case 'request':
         return this.#ask(message);
       case 'notification':
-        return this.#tell(message);
+        return this.#notify(message);
       default:
         throw new TechnocoreError('bad_frame', 'a client sends requests and notifications');
     }
@@ -279,7 +279,7 @@ export class RoomClientTransport {
     return undefined;
   }
 
-  async #tell({ method, params }: { method: string; params?: JsonObject }): Promise<void> {
+  async #notify({ method, params }: { method: string; params?: JsonObject }): Promise<void> {
     if (method !== 'notifications/cancelled') return notify(this.#to, method, params, this.#signer, this.#o);
     const key = JSON.stringify(params?.['requestId']);
     const one = this.#pending.get(key);

@@ -333,7 +333,7 @@ export class HostSide {
       case 'notification': {
         const { requestId } = frame['method'] === 'notifications/cancelled' ? objectIn(frame, 'params') : {};
         const tag = metaIn(frame)[SUBSCRIPTION_ID] ?? requestId;
-        if (!this.#changes.told(tag, frame) && (typeof tag !== 'string' || !tag.startsWith(OURS))) {
+        if (!this.#changes.notified(tag, frame) && (typeof tag !== 'string' || !tag.startsWith(OURS))) {
           this.#o.toHost(this.#session ? withoutProtocolMeta(frame) : frame, this.#about(frame));
         }
         break;

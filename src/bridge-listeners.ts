@@ -91,7 +91,7 @@ export class Listeners {
   }
 
   /** Called when the server has restarted: it must follow the resources again, and may have other capabilities. */
-  again(capabilities: JsonObject): void {
+  restarted(capabilities: JsonObject): void {
     for (const listener of this.#all.values()) listener.uris.clear();
     for (const [id, listener] of this.#all) {
       this.#grant(listener, capabilities);

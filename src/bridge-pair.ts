@@ -142,7 +142,7 @@ export async function offerPairing(
     await serve(room, signer, {
       ...o,
       methods,
-      allow: (from) => door.lets(from),
+      allow: (from) => door.admits(from),
       silent: true,
       signal: over.signal,
       presence: false,
@@ -166,7 +166,7 @@ class Door implements Listener {
   readonly #known = new Set<string>();
   /** How many wrong codes each of the other keys has sent, and which of these keys get an answer. */
   readonly #wrong = new Map<string, number>();
-  readonly #told = new Set<string>();
+  readonly #answerable = new Set<string>();
   /** The present minute, and how many wrong codes came in it. */
   #minute = 0;
   #inMinute = 0;
@@ -192,7 +192,7 @@ class Door implements Listener {
     const times = (this.#wrong.get(from) ?? 0) + 1;
     remember(this.#wrong, from, times, MAX_WRONG);
     if (times > TRIES || ++this.#inMinute > TRIES_A_MINUTE) return;
-    this.#told.add(from);
+    this.#answerable.add(from);
     this.#t.onEvent({ kind: 'refused', from, reason: 'a wrong pairing code' });
   }
 
@@ -206,8 +206,8 @@ class Door implements Listener {
   }
 
   /** Whether to answer the key's message at all. */
-  lets(from: string): boolean {
-    return this.knows(from) || this.#told.delete(from);
+  admits(from: string): boolean {
+    return this.knows(from) || this.#answerable.delete(from);
   }
 }
 
@@ -230,8 +230,8 @@ export async function pair(
   const room = pairingRoom(mailbox);
   // Anybody can answer this. The proof below shows whether it was the server.
   const hello = proofOf(code, 'caller', mailbox, '', signer.did);
-  const told = await asked(call<Json>(room, 'pair', { hello }, signer, o));
-  const server = isObject(told) ? told['did'] : undefined;
+  const named = await asked(call<Json>(room, 'pair', { hello }, signer, o));
+  const server = isObject(named) ? named['did'] : undefined;
   const failed = (): TechnocoreError =>
     new TechnocoreError('not_paired', 'the side that answered does not know the code');
   if (typeof server !== 'string' || !isDid(server)) throw failed();

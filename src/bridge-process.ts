@@ -113,7 +113,7 @@ export class Child {
         if (!mine()) return;
         this.#process = undefined;
         this.#writer = undefined;
-        void this.#again(signal ?? `code ${code}`, this.#clock.now() - begun);
+        void this.#restart(signal ?? `code ${code}`, this.#clock.now() - begun);
       };
       child.once('close', gone);
       this.#clock.sleep(LAST_WORDS_MS, this.#over.signal).then(gone, () => {});
@@ -132,7 +132,7 @@ export class Child {
     kill(child, 'SIGKILL');
   }
 
-  async #again(why: string, livedMs: number): Promise<void> {
+  async #restart(why: string, livedMs: number): Promise<void> {
     if (this.#over.signal.aborted) return;
     this.#failures = livedMs >= SETTLED_MS ? 0 : this.#failures + 1;
     for (let reason = why; ; ) {

@@ -253,7 +253,7 @@ export class Args {
   }
 
   /**
-   * The options for a command that ends by itself. If the service does not answer, the user is told once, after a
+   * The options for a command that ends by itself. If the service does not answer, the user is notified once, after a
    * while. If no connection was ever established, the command fails soon after that, unless `--timeout` was given.
    *
    * @param unreached makes the error for that failure from its cause and the time since the start. Default: the cause
@@ -291,12 +291,12 @@ export class Args {
   }
 
   /**
-   * The options for a command that runs until it is stopped. If the service does not answer, the user is told at the
+   * The options for a command that runs until it is stopped. If the service does not answer, the user is notified at the
    * first failure, and then at growing intervals.
    */
   patient(onEvent: (event: Event) => void = () => {}): Options {
     let [spacing, quietUntil, last]: [number, number, number] = [OUTAGE_MS[0], 0, Number.NEGATIVE_INFINITY];
-    const told = (event: Event): void => {
+    const withOutages = (event: Event): void => {
       const cause = outageIn(event);
       if (cause) {
         const now = performance.now();
@@ -310,7 +310,7 @@ export class Args {
       }
       onEvent(event);
     };
-    return { ...this.#reach, onEvent: told };
+    return { ...this.#reach, onEvent: withOutages };
   }
 
   /**
@@ -503,8 +503,8 @@ export function misused({ message, see }: Usage, isJson: boolean): number {
 export function failure(e: unknown, args: Args): number {
   if (!TechnocoreError.is(e)) {
     const message = (e as Error)?.message ?? String(e);
-    const told = isLocal(e) ? shown(message) : ((e as Error)?.stack ?? message);
-    tell(args.json ? json({ code: 'failed', message }, true) : told);
+    const text = isLocal(e) ? shown(message) : ((e as Error)?.stack ?? message);
+    tell(args.json ? json({ code: 'failed', message }, true) : text);
     return EXIT.failed;
   }
   const { code } = e;

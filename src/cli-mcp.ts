@@ -70,21 +70,21 @@ function eventLine({ kind, ...detail }: Event): string {
     );
   }
   // The content of an answer is the caller's business only.
-  const { answer: _, ...told } = detail;
-  const text = Object.entries(told).map(([name, value]) => {
-    const told =
+  const { answer: _, ...members } = detail;
+  const parts = Object.entries(members).map(([name, value]) => {
+    const text =
       value instanceof Error ? value.message : typeof value === 'object' ? JSON.stringify(value) : String(value);
-    return `${name}: ${told.slice(0, 200)}`;
+    return `${name}: ${text.slice(0, 200)}`;
   });
-  return shown(`${time} ${kind}${text.length > 0 ? `, ${text.join(', ')}` : ''}`);
+  return shown(`${time} ${kind}${parts.length > 0 ? `, ${parts.join(', ')}` : ''}`);
 }
 
 const listener = (args: Args): ((event: Event) => void) => {
   const isVerbose = args.has('verbose');
   return (event) => {
     if (!isVerbose && !LOUD.has(event.kind)) return;
-    const told = rounded(event);
-    tell(args.json ? json(plain({ ...told, answer: undefined }), true) : args.inFlags(eventLine(told)));
+    const short = rounded(event);
+    tell(args.json ? json(plain({ ...short, answer: undefined }), true) : args.inFlags(eventLine(short)));
   };
 };
 

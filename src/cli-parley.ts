@@ -9,7 +9,7 @@ import { shownBase } from './http.ts';
 import { BadInvite, HttpRelay, Identity, Invite, Session } from './parley.ts';
 import { TechnocoreError, Unavailable } from './technocore-rpc.ts';
 
-/** How long closing a channel may take, ms; the other end is told within that time, or not at all. */
+/** How long closing a channel may take, ms; the other end is notified within that time, or not at all. */
 const LEAVE_MS = 5000;
 
 const FLAGS = {

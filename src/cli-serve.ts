@@ -44,11 +44,11 @@ const LOUD = /^(handler-error|warning)$/;
 
 /** An event as one line of `name=value` pairs, with the messages of errors. */
 function eventLine({ kind, ...details }: Event): string {
-  const told = Object.entries(details).map(([name, value]) => {
+  const parts = Object.entries(details).map(([name, value]) => {
     const text = value instanceof Error ? value.message : typeof value === 'string' ? value : JSON.stringify(value);
     return `${name}=${shown(String(text)).slice(0, 200)}`;
   });
-  return `${kind} ${told.join(' ')}`.trimEnd();
+  return `${kind} ${parts.join(' ')}`.trimEnd();
 }
 
 // --- calls in progress -------------------------------------------------------------------------------------------
@@ -73,12 +73,12 @@ function askedIn({ method, params }: { [member: string]: unknown } = {}): string
  * Tracks each request in progress, from its admission by the ledger to its answer, and reports it as a line.
  */
 class Calls {
-  readonly #tell: ((line: string) => void) | undefined;
+  readonly #print: ((line: string) => void) | undefined;
   /** The requests in progress, by caller and id. */
   readonly #begun = new Map<string, { at: number; name: string }>();
 
-  constructor(told?: (line: string) => void) {
-    this.#tell = told;
+  constructor(print?: (line: string) => void) {
+    this.#print = print;
   }
 
   /** The number of unanswered requests. */
@@ -119,7 +119,7 @@ class Calls {
       new Proxy(handler, {
         apply: (target, self, given: [params: unknown, context: CallContext]) => {
           const { from, id } = given[1];
-          if (id === undefined) this.#tell?.(`${from} ${name} received as a notification`);
+          if (id === undefined) this.#print?.(`${from} ${name} received as a notification`);
           return Reflect.apply(target, self, given);
         },
       });
@@ -130,7 +130,7 @@ class Calls {
     const key = `${from} ${id}`;
     const { at, name } = this.#begun.get(key) ?? {};
     if (at === undefined || !this.#begun.delete(key)) return;
-    this.#tell?.(`${from} ${name} ${how()}, ${Math.round(performance.now() - at)} ms`);
+    this.#print?.(`${from} ${name} ${how()}, ${Math.round(performance.now() - at)} ms`);
   }
 }
 
@@ -257,8 +257,8 @@ async function serveOffered(
   const isVerbose = args.has('verbose');
   const service = args.patient((event) => {
     if (!isVerbose && !LOUD.test(event.kind)) return;
-    const told = rounded(event);
-    tell(args.json ? json(plain(told), true) : args.inFlags(eventLine(told)));
+    const short = rounded(event);
+    tell(args.json ? json(plain(short), true) : args.inFlags(eventLine(short)));
   });
   const calls = new Calls(isVerbose ? (line) => args.remark('call', line) : undefined);
   args.tellEnd(DRAIN_MS, () => calls.size);

@@ -332,7 +332,7 @@ async function readTools(peer: Peer): Promise<{ tools: Tool[]; ttlMs: number; sc
  * thrown if the call did not take place.
  *
  * The tool's questions go to `o.onInput`, one after the other, and the call continues with the answers, for up to ten
- * rounds. When the call is aborted or times out, the server is told to stop.
+ * rounds. When the call is aborted or times out, the server is asked to stop.
  *
  * Arguments that do not fit into a message, up to about 95 kB, go through notes if an earlier answer of the server,
  * such as that to {@link mcpDiscover}, advertised that it reads such requests. Servers of this library do if they have

@@ -163,7 +163,7 @@ export function verifyMessage(room: string, m: Message): 'valid' | 'invalid' | '
 const isSwept = (text: string): boolean => blanked(text).trim() === text;
 
 /**
- * Explains why the signature of a message does not verify, as far as the message alone can tell. It tests for the usual
+ * Explains why the signature of a message does not verify, as far as the message itself shows. It tests for the usual
  * mistakes (text not swept, zeros lost from the nonce, Unicode normalized, signed for another room), with at most 16
  * verifications. Never throws.
  *

@@ -134,7 +134,7 @@ export interface Attending {
 }
 
 const SERVED = {};
-const TOLD = {};
+const ANNOUNCED = {};
 
 const servedOf = (t: Transport): Map<string, number> => sharedOf(t, SERVED, () => new Map());
 
@@ -154,9 +154,9 @@ export async function attend(
   const { ns, key } = presenceNote(mailbox);
   // Shared by all servers of this mailbox in this process, so that none takes an earlier one's note for another
   // program's.
-  const times = sharedOf(t, TOLD, () => new Map<string, number>());
+  const times = sharedOf(t, ANNOUNCED, () => new Map<string, number>());
   const name = `${mailbox} ${signer.did}`;
-  const tell = async (validMs: number, until: AbortSignal): Promise<void> => {
+  const announce = async (validMs: number, until: AbortSignal): Promise<void> => {
     // Later than all earlier ones, so that readers of an earlier one accept it.
     const at = Math.max(Math.floor(t.clock.now()), (times.get(name) ?? 0) + 1);
     remember(times, name, at, MAX_FOUND);
@@ -166,18 +166,18 @@ export async function attend(
     await setNote(ns, key, value, { ...t, signal: until });
   };
   let isAlone = true;
-  let told = false;
+  let announced = false;
   const lookForOthers = async (): Promise<void> => {
     const value = await readNote(t, ns, key, { signal, timeoutMs: LOOK_MS }).catch(() => undefined);
     const said = value === undefined ? undefined : presenceIn(mailbox, value);
     // A later note than ours can only come from another program that has the key.
     if (said?.did !== signer.did || said.at <= (times.get(name) ?? 0) || said.validMs === 0) return;
     // Our own predecessor wrote it, and was killed.
-    if (!told && said.at === (await lastSaid?.())) return;
+    if (!announced && said.at === (await lastSaid?.())) return;
     // A note that is overdue for renewal belongs to a server that is gone.
-    if (!told && t.clock.now() - said.at > PERIOD_MS + 2 * SETTLE_MS) return;
+    if (!announced && t.clock.now() - said.at > PERIOD_MS + 2 * SETTLE_MS) return;
     onOther?.(said.at);
-    isAlone = !told;
+    isAlone = !announced;
   };
   const attempt = (what: Promise<unknown>): Promise<boolean> =>
     what.then(
@@ -196,8 +196,8 @@ export async function attend(
       await whenSpare(t, signal);
       if (presence) {
         if (onOther && isAlone) await lookForOthers();
-        told = true;
-        await attempt(tell(VALID_MS, signal));
+        announced = true;
+        await attempt(announce(VALID_MS, signal));
       }
       if (idle === undefined) {
         // Requests that come right after the start go first.
@@ -219,9 +219,9 @@ export async function attend(
   } catch {
     count(served, mailbox, -1);
     // If the service is unreachable, an attempt would only delay the end.
-    if (!told || !isLast() || healthOf(t).failure) return;
+    if (!announced || !isLast() || healthOf(t).failure) return;
     const { signal: until, end } = within(t, GOODBYE_MS);
-    await attempt(tell(0, until));
+    await attempt(announce(0, until));
     end();
   }
 }

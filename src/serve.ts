@@ -74,7 +74,7 @@ const MAX_INVALID = 64;
 const DRAIN_MS = 30_000;
 /** How long a server may take to be ready before it says why it is not, ms. */
 const LATE_MS = 3000;
-/** How often the ledger is told the time, ms. */
+/** How often the ledger gets the current time, ms. */
 const PASS_MS = 30_000;
 const OVER = new TechnocoreError('over', 'the server has ended');
 /** The verdicts whose answers the ledger stores. */
