@@ -9,7 +9,7 @@ import { type Check, checkValue, isAnyText, isFlag, isList, isMap, isShaped, isT
 import { fromBase64url, fromUtf8, toBase64url, utf8 } from './bytes.ts';
 import { checkMailbox } from './channel.ts';
 import type { JsonObject } from './dispatch.ts';
-import { TechnocoreError } from './errors.ts';
+import { checkObject, TechnocoreError } from './errors.ts';
 import { compact, decode, encodeLong, isObject } from './frames.ts';
 import { failureOf, type Options, request, retrying, shownBase, transportOf, transportTo } from './http.ts';
 import { fingerprint, isDid, type NotePath, verify } from './names.ts';
@@ -198,7 +198,7 @@ export function a2aCheckCard(value: unknown): A2ACard {
  * ```
  */
 export function a2aCard(info: A2ACardInfo, o: Options = {}): A2ACard {
-  const { mailbox, skills, name, capabilities, ...rest } = info;
+  const { mailbox, skills, name, capabilities, ...rest } = checkObject(info, 'the description of an agent');
   const at = mailbox !== undefined && {
     supportedInterfaces: [
       {

@@ -7,7 +7,7 @@
 import { isInterrupted, isTerminal, STATES } from './a2a-states.ts';
 import type { A2AStatus, A2ATaskView } from './a2a-types.ts';
 import type { Clock } from './clock.ts';
-import { systemClock } from './clock.ts';
+import { clockOf } from './clock.ts';
 import { busy } from './dispatch.ts';
 import { checkMembers, checkNumbers, checkText } from './errors.ts';
 import type { Log } from './files.ts';
@@ -314,11 +314,8 @@ export async function loggedStore(
  * `bad_option` if the limits have other members
  * @throws an {@link Unavailable} if another process has the file open, or if the file system refuses or is missing
  */
-export async function a2aFileStore(
-  path: string,
-  limits?: A2AStoreLimits,
-  clock: Clock = systemClock,
-): Promise<A2AStore> {
+export async function a2aFileStore(path: string, limits?: A2AStoreLimits, clock?: Clock): Promise<A2AStore> {
   checkText(path, 'the path of a store');
-  return FileStore.open((store) => Journal.openFile(store, path, clock), limits, clock);
+  const own = clockOf({ clock });
+  return FileStore.open((store) => Journal.openFile(store, path, own), limits, own);
 }

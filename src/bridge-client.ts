@@ -7,17 +7,16 @@
 import { answerUnder, tagged } from './bridge-ids.ts';
 import { toBase64url } from './bytes.ts';
 import { notify } from './call.ts';
-import { type Channel, checkMailbox, isChannel } from './channel.ts';
+import type { Channel } from './channel.ts';
 import { nextTurn } from './clock.ts';
 import { converse, type Taken } from './conversation.ts';
 import { classify, type Id, type JsonObject, rpcError, rpcNotification } from './dispatch.ts';
 import { checkNumbers, RpcError, TechnocoreError } from './errors.ts';
 import { isObject, type Json, metaIn } from './frames.ts';
 import { onAbort, type Transport, transportOf } from './http.ts';
-import { type CallOptions, replyToOf } from './line.ts';
+import { type CallOptions, checkEnds } from './line.ts';
 import { SUBSCRIPTION_ID } from './mcp.ts';
 import { heedLong, readsLong } from './mcp-peer.ts';
-import { isDid } from './names.ts';
 import { LOG_LEVEL, REQUEST_ID } from './notices.ts';
 import { checkSigner } from './rooms.ts';
 import type { Signer } from './signer.ts';
@@ -124,10 +123,7 @@ export class RoomClientTransport {
     checkSigner(signer);
     this.#t = transportOf(o);
     checkNumbers(o, ['timeoutMs']);
-    if (!isChannel(to)) {
-      if (!isDid(to)) checkMailbox(to);
-      checkMailbox(replyToOf(o));
-    }
+    checkEnds(to, o);
     this.#to = to;
     this.#signer = signer;
     this.#o = o;

@@ -301,7 +301,8 @@ export function e2eSplit(text: string, bytes: number = MAX_SEALED): string[] {
   let from = 0;
   let used = 0;
   let at = 0;
-  if (!(bytes >= 4)) throw new TechnocoreError('bad_option', 'the length of a piece must be at least 4 bytes');
+  if (typeof bytes !== 'number' || !(bytes >= 4))
+    throw new TechnocoreError('bad_option', 'the length of a piece must be at least 4 bytes');
   for (const char of checkText(text, 'the text')) {
     const code = char.codePointAt(0)!;
     const size = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x1_0000 ? 3 : 4;

@@ -4,6 +4,7 @@
  *
  * @module
  */
+import { clockOf } from './clock.ts';
 import { checkText, TechnocoreError, Unavailable } from './errors.ts';
 import { Files, type Log, systemCode } from './files.ts';
 import { compact, encodeLong, isObject, type Json } from './frames.ts';
@@ -225,7 +226,8 @@ export async function loggedLedger(
  */
 export async function fileLedger(path: string, limits?: LedgerLimits, clock?: Clock): Promise<Ledger> {
   const state = new LoggedState(limits);
-  return new LoggedLedger(state, await Journal.openFile(state, checkText(path, 'the path of a ledger'), clock));
+  checkText(path, 'the path of a ledger');
+  return new LoggedLedger(state, await Journal.openFile(state, path, clockOf({ clock })));
 }
 
 function refused(cause: unknown, path: string): TechnocoreError {

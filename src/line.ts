@@ -117,6 +117,18 @@ export function replyToOf({ replyTo }: CallOptions): string {
   throw new BadName(replyTo, 'a call to a mailbox needs the option replyTo: your own mailbox, for the answer');
 }
 
+/**
+ * Checks the two ends of a call as far as they are known without asking the service.
+ *
+ * @internal
+ * @throws a {@link BadName} if a mailbox is not one, or `replyTo` is missing
+ */
+export function checkEnds(to: string | Channel, o: CallOptions): void {
+  if (isChannel(to)) return;
+  if (!isDid(to)) checkMailbox(to);
+  checkMailbox(replyToOf(o));
+}
+
 /** The mailbox to write to: the given one, or the one that a DID's identity note names. */
 export async function mailboxOf(t: Transport, to: string, o: Options): Promise<string> {
   if (!isDid(to)) return checkMailbox(to);

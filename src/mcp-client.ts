@@ -13,10 +13,12 @@ import { type Implementation, INVALID_PARAMS, isRpc, type JsonObject, toJson } f
 import { checkFunctions, checkNumbers, checkObject, RpcError, TechnocoreError } from './errors.ts';
 import { encodeLong, isObject, type Json } from './frames.ts';
 import { orAbort, sharedOf, transportOf } from './http.ts';
+import { checkEnds } from './line.ts';
 import { getOrMake, remember } from './maps.ts';
 import { SERVER_INFO } from './mcp.ts';
 import { ask, badResponse, type McpOptions, type Notice, ownMeta, type Peer, peerOf, tagOf } from './mcp-peer.ts';
 import { LOG_LEVEL, REQUEST_ID } from './notices.ts';
+import { checkSigner } from './rooms.ts';
 import { compileForeignSchema, type Schema } from './schema.ts';
 import type { Signer } from './signer.ts';
 import { MISSING_CAPABILITY } from './toolcall.ts';
@@ -162,6 +164,9 @@ export async function mcpKeepAlive(
   const { everyMs = KEEPALIVE_MS, id: _, ...options } = checkObject(o);
   const { clock, onEvent } = transportOf(o);
   checkNumbers(o, ['everyMs']);
+  // It would be repeated for ever.
+  checkSigner(signer);
+  checkEnds(to, o);
   while (!o.signal?.aborted) {
     let afterMs = everyMs;
     try {

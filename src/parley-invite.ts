@@ -216,6 +216,7 @@ export class Invite {
    * @throws a {@link BadInvite} if it is not an invite; `reason` says what is wrong
    */
   static parse(raw: string): Invite {
+    if (typeof raw !== 'string') throw new BadInvite('parse');
     const [, scheme, authority = '', rawPath = '', rawFragment = ''] = LINK.exec(raw) ?? [];
     const relay = authority.replace(USER, '');
     // A colon before the first slash is a malformed scheme.
@@ -284,10 +285,11 @@ export function marshalMessage(m: Message): Uint8Array {
  * @throws `DecryptError` (`layer: 'layout'`) if it is empty, or of an unknown kind
  */
 export function unmarshalMessage(bytes: Uint8Array): Message {
-  const code = bytes?.[0];
+  const own = bytesOf(bytes);
+  const code = own?.[0];
   const kind = KINDS[code!];
-  if (kind === undefined) throw new DecryptError('layout', `a message of kind ${code}`);
-  return { kind: kind as Kind, text: lossy.decode(bytes.subarray(1)) };
+  if (!own || kind === undefined) throw new DecryptError('layout', `a message of kind ${code}`);
+  return { kind: kind as Kind, text: lossy.decode(own.subarray(1)) };
 }
 
 /** Capabilities that a handshake announces. The protocol makes no use of them yet. */

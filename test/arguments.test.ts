@@ -61,6 +61,11 @@ const CALLS: [name: string, good: unknown[], run: (...args: any[]) => unknown][]
   ['Transport.seal', [key], (a) => finished().seal(1, a)],
   ['Transport.open', [key], (a) => finished().open(1, a)],
   ['mcpListTools', ['mb-p-x', alice], (...a) => L.mcpListTools(...a, reply)],
+  ['mcpKeepAlive', ['mb-p-x', alice, 'mb-p-y'], (to, s, replyTo) => L.mcpKeepAlive(to, s, { ...o, replyTo })],
+  ['a2aCard', [{ name: 'a', description: 'b', version: '1' }], (a) => L.a2aCard(Array.isArray(a) ? 5 : a, o)],
+  ['Invite.parse', ['https://x/#y'], (a) => P.Invite.parse(a)],
+  ['e2eSplit', ['text'], (a) => L.e2eSplit(a)],
+  ['e2eSplit, bytes', [4], (a) => L.e2eSplit('text', a === undefined || a === 5 ? null : a)],
   ['mcpCallTool', ['mb-p-x', alice], (to, s) => L.mcpCallTool(to, 'tool', {}, s, reply)],
   ['a2aSend', ['mb-p-x', alice], (to, s) => L.a2aSend(to, 'hi', s, reply)],
   ['a2aSend, text', ['hi'], (a) => L.a2aSend('mb-p-x', Array.isArray(a) ? 5 : a, alice, reply)],
@@ -156,6 +161,8 @@ test.each(CHOICES)('the option %s is one of a few words', async (name, run) => {
 test.each([
   ['read', (clock) => L.read('p-x', { ...o, clock })],
   ['createLocalService', (clock) => (local as any).createLocalService({ clock })],
+  ['fileLedger', (clock) => L.fileLedger('/nowhere/ledger', {}, clock)],
+  ['a2aFileStore', (clock) => L.a2aFileStore('/nowhere/tasks', {}, clock)],
   ['HttpRelay', (clock) => new (parley as any).HttpRelay('http://x', { clock })],
   ['a2aHandlerMethods', (clock) => (bridge as any).a2aHandlerMethods({}, () => {}, { clock })],
 ] as [string, (clock: unknown) => unknown][])('%s takes nothing for a clock that is none', async (_name, run) => {
