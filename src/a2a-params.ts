@@ -59,6 +59,7 @@ export interface Spelling {
   readonly item: (item: A2AItem) => Json;
 }
 
+/** A2A 1.0. */
 export const V1: Spelling = {
   sent: isShaped(
     { message: isUserMessage },
@@ -72,6 +73,7 @@ export const V1: Spelling = {
   item: (item) => item as Json,
 };
 
+/** A2A 0.3. */
 export const V03: Spelling = {
   sent: isShaped(
     { message: isUserMessage03 },
@@ -117,12 +119,15 @@ export const isListed: Check<Listed> = isShaped(
 
 /** The key by which tasks are sorted: the time of their status, then their id. */
 export const placeOf = ({ id, status }: A2ATaskView): string => `${status.timestamp} ${id}`;
+/** Compares tasks for sorting, newest first. */
 export const byPlace = (a: A2ATaskView, b: A2ATaskView): number => {
   const [one, other] = [a.status.timestamp!, b.status.timestamp!];
   return one === other ? (a.id < b.id ? 1 : -1) : one < other ? 1 : -1;
 };
+/** The token of the page that follows a task. */
 export const tokenOf = (task: A2ATaskView): string => toBase64url(utf8(placeOf(task)));
 
+/** The key of the task that a page token names. @throws an {@link RpcError} if it is not such a token */
 export function placeIn(token: string): string {
   const bytes = fromBase64url(token);
   const place = bytes && fromUtf8(bytes);

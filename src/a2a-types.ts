@@ -148,9 +148,9 @@ const expect =
     return value as T;
   };
 
-export const isText: Check<string> = expect((v) => typeof v === 'string' && v !== '', 'a text that is not empty');
-export const isAnyText: Check<string> = expect((v) => typeof v === 'string', 'a text');
-/** ProtoJSON may write the default of a member that is absent, which is the empty text. */
+export const isText: Check<string> = expect((v) => typeof v === 'string' && v !== '', 'a string that is not empty');
+export const isAnyText: Check<string> = expect((v) => typeof v === 'string', 'a string');
+/** ProtoJSON may write the default of a member that is absent, which is the empty string. */
 const isTextOrNone: Check<string | undefined> = (value, at) => (value === '' ? undefined : isText(value, at));
 export const isFlag: Check<boolean> = expect((v) => typeof v === 'boolean', 'true or false');
 export const isMap: Check<JsonObject> = expect(isObject, 'an object');

@@ -13,20 +13,23 @@ import { MAX_SPILLED, spilledBytes, writesFor } from './spill.ts';
 /** The maximum number of writes for the answers to one message. A spilled answer takes up to seventeen. */
 export const MAX_WRITES = 32;
 
+/** The answer to a caller that is not allowed. */
 export const denied = (id: Id): string => encodeLong(rpcError(id, DENIED, 'Denied'));
+/** The answer to a request that an earlier server may have executed. */
 export const before = (id: Id, nonce: string): string =>
   encodeLong(
     rpcError(
       id,
       INTERRUPTED,
-      'Interrupted: the request was signed before this server began, so it may have run already. Sign it again, with the time in ms as its nonce',
+      'Interrupted: the request was signed before this server started, so it may have run already. Sign it again, with the time in ms as its nonce',
       { nonce },
     ),
   );
+/** The answer to a request that was started and did not end. */
 export const interrupted = (id: Id): string =>
-  encodeLong(rpcError(id, INTERRUPTED, 'Interrupted: begun, and whether it was done is not known'));
+  encodeLong(rpcError(id, INTERRUPTED, 'Interrupted: the request was started; it may or may not have been executed'));
 
-/** The answer if it fits or can be spilled, else an error that tells how long it is. */
+/** The answer if it fits or can be spilled, else an error with its length. */
 export function fitted(text: string, id: Id, spills: boolean, limit: number): string {
   if (text.length <= limit) return text;
   if (!spills) return tooLarge(id, new FrameTooLong(text.length, limit));
@@ -53,10 +56,11 @@ function asJson(value: unknown): string {
   try {
     return encodeLong(value);
   } catch {
-    return `something without JSON form: ${typeof value}`;
+    return `a value without a JSON form: ${typeof value}`;
   }
 }
 
+/** The answer in place of one that is too long. */
 export function tooLarge(id: Id, { chars, limit, message }: FrameTooLong): string {
   return encodeLong(rpcError(id, INTERNAL_ERROR, `The answer is too large: ${message}`, { chars, limit }));
 }

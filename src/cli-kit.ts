@@ -372,6 +372,7 @@ export const ownMailbox = (signer: Signer, purpose: string): string =>
 
 // --- output ------------------------------------------------------------------------------------------------------
 
+/** Prints a line of the result. */
 export const print = (line: string): void => void process.stdout.write(`${line}\n`);
 /** Prints what is not the result on stderr, so that the result can be piped. */
 export const tell = (line: string): void => void process.stderr.write(`${isWaiting ? CLEAR : ''}${line}\n`);

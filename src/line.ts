@@ -141,6 +141,12 @@ export async function mailboxOf(t: Transport, to: string, o: Options): Promise<s
   return checkMailbox(mailbox);
 }
 
+/**
+ * The line to a mailbox, a DID or a channel: where requests go, and where their answers come.
+ *
+ * @throws a {@link BadName} if the mailbox is not one, or `replyTo` is missing; a {@link TechnocoreError} `no_mailbox`
+ * if the DID has published none
+ */
 export async function lineOf(
   t: Transport,
   to: string | Channel,

@@ -33,7 +33,7 @@ export interface McpOptions extends CallOptions {
   meta?: JsonObject | undefined;
 }
 
-/** A server, and who calls it. */
+/** A server and its caller. */
 export interface Peer {
   readonly t: Transport;
   readonly to: string | Channel;
@@ -43,16 +43,19 @@ export interface Peer {
   id: string | undefined;
 }
 
+/** Checks the arguments of an MCP call. @throws a {@link BadKey} if no signer is given */
 export function peerOf(to: string | Channel, signer: Signer, options: McpOptions): Peer {
   checkSigner(signer);
   const { id, ...o } = checkObject(options);
   return { t: transportOf(o), to, signer, o, id };
 }
 
+/** The error for a response that MCP does not allow. @param problem what it contains */
 export function badResponse(problem: string): TechnocoreError {
   return new TechnocoreError('bad_response', `the other side sent ${problem}`);
 }
 
+/** The `_meta` of our requests. */
 export function ownMeta({ o }: Peer): JsonObject {
   return {
     ...o.meta,

@@ -40,11 +40,12 @@ export const MCP_VERSION = '2026-07-28';
 /** The default name and version of servers and clients. */
 export const SELF: JsonObject = { name: 'technocore-rpc', version: '0.1.0' };
 
-/** Members of `_meta`. */
+/** Names of members of `_meta`. */
 export const PROTOCOL_VERSION = 'io.modelcontextprotocol/protocolVersion';
 export const SERVER_INFO = 'io.modelcontextprotocol/serverInfo';
 export const SUBSCRIPTION_ID = 'io.modelcontextprotocol/subscriptionId';
 
+/** The error code for an unsupported revision. */
 export const UNSUPPORTED_VERSION = -32022;
 
 /** How long callers may cache lists, ms. */

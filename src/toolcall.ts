@@ -14,6 +14,7 @@ import type { ToolContext } from './tools.ts';
 
 /** The member of `params._meta` that declares the caller's capabilities. */
 export const CLIENT_CAPABILITIES = 'io.modelcontextprotocol/clientCapabilities';
+/** The error code for a request that needs a capability the client has not declared. */
 export const MISSING_CAPABILITY = -32021;
 
 /** A question to the caller. */
