@@ -384,7 +384,10 @@ export class Session implements Channel {
    * @throws the signal's reason when it aborts
    */
   async poll(waitMs: number = 0, o: Abortable = {}): Promise<Received[]> {
-    const signal = this.#signal(o);
+    return this.#receive(waitMs, this.#signal(o), Number.POSITIVE_INFINITY);
+  }
+
+  async #receive(waitMs: number, signal: AbortSignal | undefined, most: number): Promise<Received[]> {
     const { clock } = this.#http;
     return this.#turn('poll', signal, async () => {
       const { inbox } = this.#s;
@@ -401,14 +404,14 @@ export class Session implements Channel {
       const problem = this.#problem;
       if (!inbox.length || signal?.aborted) this.#problem = undefined;
       if (!inbox.length && problem !== undefined) throw problem;
-      return inbox.splice(0);
+      return inbox.splice(0, most);
     });
   }
 
   /**
    * Yields the messages as they arrive, until the channel is closed; the last one has `kind: 'close'` if the other end
    * closed it. Transient failures of the relay are waited out. Frames that are not authentic are skipped (event
-   * `skipped`).
+   * `skipped`). If you leave the loop, nothing is lost: `poll` or another loop returns what was not yielded.
    *
    * @throws a {@link RelayRefused} if the relay gives up the channel
    * @throws the signal's reason when it aborts
@@ -416,12 +419,13 @@ export class Session implements Channel {
   async *messages(o: Abortable = {}): AsyncGenerator<Received> {
     const signal = this.#signal(o);
     const step = async (waitMs: number): Promise<{ value?: Received[] }> => {
-      const value = await this.poll(this.#over() ? 0 : waitMs, o).catch(skip);
+      // One at a time: what was taken could not be given back, nor saved.
+      const value = await this.#receive(this.#over() ? 0 : waitMs, signal, 1).catch(skip);
       return value.length || this.#over() ? { value } : {};
     };
     for await (const received of poll(this.#http, step, { waitMs: MAX_WAIT_MS, signal, worked: true })) {
       yield* received;
-      if (this.#over()) return;
+      if (this.#over() && !this.#s.inbox.length) return;
     }
   }
 

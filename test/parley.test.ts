@@ -862,6 +862,28 @@ describe('receiving', () => {
     expect(got).toEqual(['say 1', 'say 2', 'close bye']);
   });
 
+  test('who leaves messages() loses nothing of what had come by then, and saves it', async () => {
+    const { A, B } = await connected();
+    for (const text of ['1', '2', '3', '4']) await A.session.send(text);
+    const loop = B.session.messages();
+    for await (const { text } of loop) {
+      expect(text).toBe('1');
+      break;
+    }
+    const again = await Session.resume(B.session.save(), B.identity, B.relay);
+    expect(await again.poll()).toMatchObject([{ text: '2' }, { text: '3' }, { text: '4' }]);
+    const stop = new AbortController();
+    const aborted = B.session.messages({ signal: stop.signal });
+    expect((await aborted.next()).value).toMatchObject({ text: '2' });
+    stop.abort('enough');
+    await expect(aborted.next()).rejects.toBe('enough');
+    // What was said before the other end closed comes before the end of the loop.
+    await A.session.close('over');
+    const rest: string[] = [];
+    for await (const { text } of B.session.messages()) rest.push(text);
+    expect(rest).toEqual(['3', '4', 'over']);
+  });
+
   test('messages() of an end that closed tells the other end first', async () => {
     const { fetch } = createLocalService();
     const A = new End(Identity.generate(), fetch);
