@@ -878,10 +878,11 @@ describe('receiving', () => {
     stop.abort('enough');
     await expect(aborted.next()).rejects.toBe('enough');
     // What was said before the other end closed comes before the end of the loop.
+    await A.session.send('5');
     await A.session.close('over');
     const rest: string[] = [];
     for await (const { text } of B.session.messages()) rest.push(text);
-    expect(rest).toEqual(['3', '4', 'over']);
+    expect(rest).toEqual(['3', '4', '5', 'over']);
   });
 
   test('messages() of an end that closed tells the other end first', async () => {
