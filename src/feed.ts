@@ -9,7 +9,7 @@ import type { RingGap } from './errors.ts';
 import { budgetOf, Joint, orAbort, type Polled, poll, retrying, rhythmOf, sharedOf, type Transport } from './http.ts';
 import { type Message, verifyMessage, writtenAt } from './messages.ts';
 import { isDid, isNonce } from './names.ts';
-import { type Batch, PATIENCE_MS, type Place, RoomCursor } from './rooms.ts';
+import { type Batch, PATIENCE_MS, type Place, RoomCursor, type Start } from './rooms.ts';
 import { learnLimits } from './service.ts';
 
 /** A message as delivered by a {@link Channel}. */
@@ -205,7 +205,7 @@ function usualGap(messages: Message[]): number {
 export interface Listening {
   signal?: AbortSignal | undefined;
   /** Where to start; default: with messages from now on. */
-  from?: Place | undefined;
+  from?: Start | undefined;
   /** Whether messages follow writes announced by {@link Feed.nudge}, so that probing then beats parking a read. */
   nudged?: boolean;
 }
@@ -214,7 +214,7 @@ interface Registration {
   readonly listener: Listener;
   readonly nudged: boolean;
   /** Its own place, while it lacks messages that the other listeners have. */
-  behind: Place | undefined;
+  behind: Start | undefined;
 }
 
 /** The feed of one room: one read loop for all its listeners. */
@@ -407,7 +407,7 @@ export class Feed {
     return expected;
   }
 
-  async #start(from: Place | undefined, off: AbortSignal): Promise<void> {
+  async #start(from: Start | undefined, off: AbortSignal): Promise<void> {
     if (this.#loop) return;
     const { clock } = this.#t;
     const learned = learnLimits(this.#t);

@@ -113,6 +113,12 @@ export function placeOf({ lastSeq, generation, messages }: RoomView, since: numb
   return compact({ since, generation, mark });
 }
 
+/** @internal A place from which to begin, and what else was seen of the room then. */
+export interface Start extends Place {
+  /** The `seq` of the message to which `mark` belongs, if that is not the one at `since`. */
+  last?: number;
+}
+
 /** Stores how far a server has read its mailbox, across restarts. {@link fileCursor} makes one that writes a file. */
 export interface CursorStore {
   /** Returns the place that was last saved for a room; undefined if there is none. */
@@ -161,8 +167,8 @@ export class RoomCursor {
    * room; the next empty read checks that.
    */
   #doubted: Place | undefined;
-  /** The place was set from outside and has not been compared with the room yet. */
-  #unchecked = false;
+  /** What a place that was set from outside knows of the room, which has not been compared with it yet. */
+  #unchecked: Pick<Place, 'since' | 'mark'> | undefined;
   /** The cursor is at 0 because the room showed nothing. Its `seq` may still go on, so the next message is no gap. */
   #isBlank = false;
   /**
@@ -207,15 +213,16 @@ export class RoomCursor {
     return since === undefined ? undefined : compact({ since, generation, mark: this.#mark });
   }
 
-  set place(place: Place) {
-    this.since = place.since;
-    this.generation = place.generation;
-    this.#mark = place.mark;
+  set place({ since, generation, mark, last }: Start) {
+    this.since = since;
+    this.generation = generation;
+    this.#mark = last === undefined ? mark : undefined;
     this.#isBlank = false;
     this.#hasExpired = false;
     this.#doubted = undefined;
-    // The room may have been recreated meanwhile. Generations show that by themselves.
-    this.#unchecked = place.generation === undefined;
+    // The room may have been recreated meanwhile. Generations show that by themselves, unless the service lost them.
+    const isSure = generation !== undefined && last === undefined;
+    this.#unchecked = isSure ? undefined : compact({ since: last ?? since, mark });
   }
 
   /**
@@ -248,9 +255,12 @@ export class RoomCursor {
 
   /** Moves the cursor over a view and returns what is new in it; undefined if nothing is. */
   async take(view: PolledView, signal?: AbortSignal): Promise<Batch | undefined> {
-    if (this.#unchecked || (this.#hasExpired && view.since === 0)) {
-      this.#unchecked = false;
-      const recreated = this.#compare(view);
+    const point = this.#unchecked;
+    this.#unchecked = undefined;
+    // Another generation says enough by itself.
+    const isOther = this.generation !== undefined && view.generation !== this.generation;
+    if ((point && !isOther) || (this.#hasExpired && view.since === 0)) {
+      const recreated = this.#compare(view, point);
       if (recreated) return recreated;
     }
     const since = this.since!;
@@ -287,7 +297,7 @@ export class RoomCursor {
   /**
    * Checks with a cursorless read whether the room was recreated; if so, continues with the new room's first message.
    */
-  async restart(signal?: AbortSignal, place?: Place): Promise<Batch | undefined> {
+  async restart(signal?: AbortSignal, place?: Pick<Place, 'since' | 'mark'>): Promise<Batch | undefined> {
     return this.#compare(await readView(this.#t, this.room, { limit: MAX_LIMIT }, signal), place);
   }
 
@@ -295,25 +305,25 @@ export class RoomCursor {
    * Whether a view that was read without a cursor belongs to the same room as a place (by default, the cursor's), as
    * far as it shows.
    */
-  #isSame(view: PolledView, { since, mark: known } = this.place!): boolean {
+  #isSame(view: PolledView, { since, mark: known }: Pick<Place, 'since' | 'mark'> = this.place!): boolean {
     // An ephemeral room whose messages have expired reports 0, although its `seq` continues.
     if (view.lastSeq === 0 && roomClasses(this.room).e) return true;
     const mark = view.messages.find((m) => m.seq === since);
     return view.lastSeq >= since && (mark === undefined || known === undefined || mark.ts === known);
   }
 
-  #compare(view: PolledView, place?: Place): Batch | undefined {
+  #compare(view: PolledView, place?: Pick<Place, 'since' | 'mark'>): Batch | undefined {
     this.generation = view.generation ?? this.generation;
     if (this.#isSame(view, place)) {
       // With generations, the `seq` always continues.
       this.#hasExpired = view.lastSeq === 0 && this.generation === undefined && this.since! > 0;
       return undefined;
     }
-    return this.#recreated(view.messages, view);
+    return this.#recreated(view.messages, view, place?.since);
   }
 
-  #recreated(messages: Message[], view: PolledView): Batch {
-    const gap = new RingGap(this.room, this.since! + 1, messages[0]?.seq ?? view.lastSeq + 1, 'recreated');
+  #recreated(messages: Message[], view: PolledView, since: number = this.since!): Batch {
+    const gap = new RingGap(this.room, since + 1, messages[0]?.seq ?? view.lastSeq + 1, 'recreated');
     const before = this.#before(messages);
     this.since = view.lastSeq;
     this.#isBlank = view.lastSeq === 0;

@@ -12,7 +12,7 @@ import { compact, decode, encodeLong, isObject, type Json } from './frames.ts';
 import { retrying, type Transport } from './http.ts';
 import { count, remember } from './maps.ts';
 import type { PolledView } from './messages.ts';
-import { PATIENCE_MS, type Place, readView } from './rooms.ts';
+import { PATIENCE_MS, type Place, readView, type Start } from './rooms.ts';
 import type { Signer } from './signer.ts';
 import { FRAME_MEMBER } from './spill.ts';
 
@@ -107,14 +107,15 @@ export class Share {
    *
    * @param place where this server stopped, if known
    */
-  async begin(place: Place | undefined, signal?: AbortSignal): Promise<Place> {
+  async begin(place: Place | undefined, signal?: AbortSignal): Promise<Start> {
     const by = this.#t.clock.now() + PATIENCE_MS;
     const view = await retrying(this.#t, by, () => readView(this.#t, this.#mailbox, { limit: 200 }, signal), signal);
     const { lastSeq, firstSeq, generation } = view;
     const isSame = place !== undefined && place.generation === generation && place.since <= lastSeq;
     this.#start = isSame ? place.since : lastSeq;
     const since = Math.max(0, Math.min((firstSeq ?? 1) - 1, lastSeq - HISTORY));
-    return compact({ since, generation });
+    // The leases are taken on the ground of what is there now.
+    return compact({ since, generation, last: lastSeq, mark: view.messages.at(-1)?.ts });
   }
 
   /** Maintains the share until the signal aborts. Rejects with its reason. */

@@ -235,6 +235,28 @@ describe.each(PROFILES)('reading, %s', (profile) => {
     expect(value?.messages).toHaveLength(5);
   });
 
+  test('a place before what was seen tells the room from another by the last message seen', async () => {
+    const w = world(profile);
+    for (let i = 0; i < 3; i++) await say('x', 'a', `${i}`, w.o);
+    const { messages, generation } = await read('x', w.o);
+    const start = { since: 0, last: 3, mark: messages[2]!.ts, ...(generation !== undefined && { generation }) };
+    const same = new RoomCursor(w.t, 'x');
+    same.place = start;
+    expect((await same.next(0)).value).toMatchObject({ messages: [{ seq: 1 }, { seq: 2 }, { seq: 3 }] });
+    expect(w.kinds()).not.toContain('epoch');
+
+    await w.clock.advance(1000);
+    w.service.age('x', 8 * DAY);
+    await say('elsewhere', 'a', 'runs the reaper', w.o);
+    for (let i = 0; i < 5; i++) await say('x', 'a', `new ${i}`, w.o);
+    const other = new RoomCursor(w.t, 'x');
+    other.place = start;
+    const { value } = await other.next(0);
+    expect(value?.messages.map(({ text }) => text)).toEqual([0, 1, 2, 3, 4].map((i) => `new ${i}`));
+    // With generations, the seq goes on.
+    expect(value?.gap?.reason).toBe(profile === '0.7' ? 'recreated' : 'overflow');
+  });
+
   test('fault 52: what the ring dropped is a gap with its range', async () => {
     const w = world(profile, { roomRingBytes: 4000 });
     await say('x', 'a', 'first', w.o);

@@ -58,8 +58,10 @@ test.each([
   [795, 'modern'],
   [11080, 'modern'],
   [164839, '0.7'],
+  [240273, '0.7'],
   [401277, 'modern'],
   [600589, '0.7'],
+  [701070, '0.7'],
 ] as const)('a world in which something once went wrong: %i, %s', async (seed, profile) => {
   expect((await simulate({ seed, profile })).violations).toEqual([]);
 });
