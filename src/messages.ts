@@ -152,11 +152,22 @@ export function writtenAt({ ts }: { readonly ts?: string | undefined }): number 
  * ```
  */
 export function verifyMessage(room: string, m: Message): 'valid' | 'invalid' | 'unverifiable' {
-  if (!isObject(m)) return 'invalid';
-  const { from, sig, nonce, text } = m;
+  const parts = partsOf(m);
+  if (parts === undefined) return 'invalid';
+  const { from, sig, nonce, text } = parts;
   if (sig === undefined) return 'unverifiable';
-  if (typeof nonce !== 'string' || typeof text !== 'string') return 'invalid';
+  if (typeof room !== 'string' || typeof nonce !== 'string' || typeof text !== 'string') return 'invalid';
   return isSwept(text) && verify(from, sig, `${room}|${nonce}|${text}`) ? 'valid' : 'invalid';
+}
+
+/** The members that a signature concerns; undefined if it is no message, or has getters that throw. */
+function partsOf(m: Message): Pick<Message, 'from' | 'sig' | 'nonce' | 'text'> | undefined {
+  try {
+    const { from, sig, nonce, text } = m;
+    return isObject(m) ? ({ from, sig, nonce, text } as Message) : undefined;
+  } catch {
+    return undefined;
+  }
 }
 
 /** Services store no other text, and code that reads messages may rely on that. */
@@ -171,8 +182,10 @@ const isSwept = (text: string): boolean => blanked(text).trim() === text;
  * @returns the most specific reason found; undefined if the signature verifies
  */
 export function explain(room: string, m: Message): string | undefined {
-  if (!isObject(m)) return 'not a message';
-  const { from, sig, nonce, text } = m;
+  const parts = partsOf(m);
+  if (parts === undefined) return 'not a message';
+  if (typeof room !== 'string') return 'the room is not a string';
+  const { from, sig, nonce, text } = parts;
   const publicKey = publicKeyFromDid(from);
   if (publicKey === undefined) {
     return typeof from === 'string' && from.startsWith('did:')

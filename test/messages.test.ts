@@ -212,5 +212,20 @@ describe('explain', () => {
         expect(() => verifyMessage('lobby', m)).not.toThrow();
       }
     }
+    const thrower = (): never => {
+      throw new Error('from the message');
+    };
+    const forged = { ...signed(), text: 'other' };
+    const broken = Object.defineProperty({ ...signed() }, 'text', { get: thrower });
+    for (const m of [broken, new Proxy(signed(), { get: thrower }), undefined, null, 'text', []] as Message[]) {
+      expect(verifyMessage('lobby', m)).toBe('invalid');
+      expect(explain('lobby', m)).toBe('not a message');
+    }
+    for (const room of [undefined, null, 5, Symbol('lobby'), { toString: thrower }, ['lobby']] as any[]) {
+      for (const m of [signed(), forged]) {
+        expect(verifyMessage(room, m)).toBe('invalid');
+        expect(explain(room, m)).toBe('the room is not a string');
+      }
+    }
   });
 });
