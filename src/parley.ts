@@ -392,13 +392,15 @@ export class Session implements Channel {
     return this.#turn('poll', signal, async () => {
       const { inbox } = this.#s;
       // `|| 0` handles NaN.
-      const deadline = clock.now() + (Math.max(waitMs, 0) || 0);
+      let left = Math.max(waitMs, 0) || 0;
       // While there is a listener, its loop reads, and we only wait for messages.
-      for (let left = waitMs; this.#listeners.size && !inbox.length && left > 0; left = deadline - clock.now()) {
+      while (this.#listeners.size && !inbox.length && left > 0) {
+        const start = clock.now();
         await clock.sleep(left, eitherOf(signal, this.#bell.signal)).catch(() => signal?.throwIfAborted());
+        left -= this.#since(start);
       }
       if (!this.#listeners.size && !inbox.length && this.#problem === undefined) {
-        await this.#gather(deadline, signal).catch((cause) => (this.#problem ??= cause));
+        await this.#gather(left, signal).catch((cause) => (this.#problem ??= cause));
       }
       // A caller that aborted does not want the error in the next poll.
       const problem = this.#problem;
@@ -635,8 +637,14 @@ export class Session implements Channel {
     throw cause;
   }
 
+  // How long ago that was, ms. Never less than nothing: a clock that is set back makes one wait a bit longer, no more.
+  #since(start: number): number {
+    return Math.max(this.#http.clock.now() - start, 0);
+  }
+
   // Reads into the inbox, and sets `#problem`, until there is something to return.
-  #gather(deadline: number, signal?: AbortSignal, isPump = false): Promise<void> {
+  #gather(left: number, signal?: AbortSignal, isPump = false): Promise<void> {
+    let start = this.#http.clock.now();
     return this.#turn('read', signal, async () => {
       const { outbox, queue, inbox, hello } = this.#s;
       const { clock } = this.#http;
@@ -647,7 +655,9 @@ export class Session implements Channel {
         await this.#turn('post', signal, () => this.#flush(signal)).catch((cause) => (this.#problem ??= cause));
       };
       const looked = this.#look(seat, signal);
-      if (hello && !outbox.length && clock.now() >= this.#helloAt) outbox.push(hello);
+      const helloMs = this.#helloAt - clock.now();
+      // Longer than it ever is: the clock was set back.
+      if (hello && !outbox.length && (helloMs <= 0 || helloMs > this.#helloMs)) outbox.push(hello);
       await post();
       try {
         for (;;) {
@@ -655,14 +665,15 @@ export class Session implements Channel {
           if (!wasOver && this.#over()) return;
           const bell = this.#bell.signal;
           const either = wasOver ? signal : eitherOf(signal, bell);
-          const pause = Math.min(PAUSE_MS[0] * 2 ** (this.#idle - 1), PAUSE_MS[1], deadline - clock.now());
-          const start = clock.now();
+          left -= this.#since(start);
+          start = clock.now();
+          const pause = Math.min(PAUSE_MS[0] * 2 ** (this.#idle - 1), PAUSE_MS[1], left);
           let waitMs = 0;
           let frames: Frame[];
           try {
             if (this.#idle && pause > 0) await clock.sleep(pause, either);
             // If there is an error to throw, do not wait.
-            if (this.#problem === undefined) waitMs = Math.min(Math.max(deadline - clock.now(), 0), MAX_WAIT_MS);
+            if (this.#problem === undefined) waitMs = Math.min(Math.max(left - this.#since(start), 0), MAX_WAIT_MS);
             frames = await this.#relay.recv(seat, this.#s.floor, waitMs, { signal: either });
           } catch (cause) {
             if (wasOver || !bell.aborted || signal?.aborted) return this.#lost(cause);
@@ -678,7 +689,7 @@ export class Session implements Channel {
           const news = this.#s.floor > floor;
           this.#idle = early && !news ? this.#idle + 1 : 0;
           if (inbox.length || this.#problem !== undefined || (!wasOver && this.#over())) return;
-          if (!keyed && (frames.length || clock.now() >= deadline)) return;
+          if (!keyed && (frames.length || this.#since(start) >= left)) return;
         }
       } finally {
         await looked;
@@ -781,7 +792,7 @@ export class Session implements Channel {
     const step = async (waitMs: number): Promise<{ value?: boolean }> => {
       if (this.#over()) return { value: true };
       const { floor } = this.#s;
-      await this.#gather(this.#http.clock.now() + waitMs, undefined, true);
+      await this.#gather(waitMs, undefined, true);
       const problem = this.#problem;
       this.#problem = undefined;
       if (this.#s.inbox.length) this.#ring();

@@ -3,6 +3,7 @@ import { describe, expect, test } from 'vitest';
 import { concat, fromHex, toBase64url, toHex, utf8 } from '../src/bytes.ts';
 import { randomBytes, sha256 } from '../src/crypto.ts';
 import { Unavailable } from '../src/errors.ts';
+import { systemClock } from '../src/http.ts';
 import { createLocalService } from '../src/local.ts';
 import {
   type Frame,
@@ -799,6 +800,21 @@ describe('receiving', () => {
     expect((await polled).map((m) => m.text)).toEqual(['late']);
     expect(waits[0]).toBe(30_000);
   });
+
+  test.each(['a poll', 'a poll beside a listener'])(
+    'a clock that is set back by an hour does not prolong %s',
+    async (how) => {
+      let back = 0;
+      const clock = { now: () => Date.now() - back, sleep: systemClock.sleep };
+      const { A } = await connected({ clock });
+      const leave = how === 'a poll' ? undefined : await A.session.listen({ message() {}, gap() {}, end() {} });
+      const polled = A.session.poll(300);
+      await systemClock.sleep(50);
+      back = 3_600_000;
+      expect(await polled).toEqual([]);
+      leave?.();
+    },
+  );
 
   test('a relay that does not hold is not hammered', async () => {
     const { A } = await connected();
