@@ -113,7 +113,7 @@ export function placeOf({ lastSeq, generation, messages }: RoomView, since: numb
   return compact({ since, generation, mark });
 }
 
-/** @internal A place from which to begin, and what else was seen of the room then. */
+/** A place from which to begin, and what else was seen of the room then. */
 export interface Start extends Place {
   /** The `seq` of the message to which `mark` belongs, if that is not the one at `since`. */
   last?: number;
