@@ -207,8 +207,8 @@ describe.each(PROFILES)('owned rooms, %s', (profile) => {
 
   test('fault 28: both lists share one counter, which other programs may have moved, beyond 2^53 too', async () => {
     const w = world(profile);
-    const { did, sig } = alice.signNote('room-owners', 'd-x', '9007199254740993', alice.did);
-    const set = `${w.o.base}/kv/room-owners/d-x/set-signed/${did}/${sig}/9007199254740993/${did}?if_absent=1`;
+    const { did, sig } = alice.signNote('room-owners', 'd-x', '9007199254740993000', alice.did);
+    const set = `${w.o.base}/kv/room-owners/d-x/set-signed/${did}/${sig}/9007199254740993000/${did}?if_absent=1`;
     expect((await w.o.fetch(set)).status).toBe(200);
     const ahead = signer(1);
     await expect(allowWriters('d-x', [bob.did], ahead, w.o)).rejects.toMatchObject({ code: 'bad_nonce' });
