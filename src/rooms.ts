@@ -198,6 +198,7 @@ export class RoomCursor {
     this.#isBlank = view.lastSeq === 0;
     this.#hasExpired = false;
     this.#doubted = undefined;
+    this.#unchecked = undefined;
     this.generation = view.generation;
     this.#mark = view.messages.at(-1)?.ts;
   }

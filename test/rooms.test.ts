@@ -257,6 +257,23 @@ describe.each(PROFILES)('reading, %s', (profile) => {
     expect(value?.gap?.reason).toBe(profile === '0.7' ? 'recreated' : 'overflow');
   });
 
+  test('a place that was set and left for the end of the room says nothing about what comes then', async () => {
+    const w = world(profile);
+    for (let i = 0; i < 3; i++) await say('x', 'a', `${i}`, w.o);
+    const cursor = new RoomCursor(w.t, 'x');
+    await cursor.toTail();
+    cursor.place = cursor.place!;
+    await w.clock.advance(1000);
+    w.service.age('x', 8 * DAY);
+    await say('elsewhere', 'a', 'runs the reaper', w.o);
+    for (let i = 0; i < 4; i++) await say('x', 'a', `new ${i}`, w.o);
+    await cursor.toTail();
+    await say('x', 'a', 'more', w.o);
+    const { value } = await cursor.next(0);
+    expect(value?.messages.map(({ text }) => text)).toEqual(['more']);
+    expect(value?.gap).toBeUndefined();
+  });
+
   test('fault 52: what the ring dropped is a gap with its range', async () => {
     const w = world(profile, { roomRingBytes: 4000 });
     await say('x', 'a', 'first', w.o);
