@@ -113,6 +113,9 @@ export function placeOf({ lastSeq, generation, messages }: RoomView, since: numb
   return compact({ since, generation, mark });
 }
 
+/** A message that tells a room from others of the same name, by its `seq` and time. */
+type Point = Pick<Place, 'since' | 'mark'>;
+
 /** A place from which to begin, and what else was seen of the room then. */
 export interface Start extends Place {
   /** The `seq` of the message to which `mark` belongs, if that is not the one at `since`. */
@@ -168,7 +171,7 @@ export class RoomCursor {
    */
   #doubted: Place | undefined;
   /** What a place that was set from outside knows of the room, which has not been compared with it yet. */
-  #unchecked: Pick<Place, 'since' | 'mark'> | undefined;
+  #unchecked: Point | undefined;
   /** The cursor is at 0 because the room showed nothing. Its `seq` may still go on, so the next message is no gap. */
   #isBlank = false;
   /**
@@ -298,7 +301,7 @@ export class RoomCursor {
   /**
    * Checks with a cursorless read whether the room was recreated; if so, continues with the new room's first message.
    */
-  async restart(signal?: AbortSignal, place?: Pick<Place, 'since' | 'mark'>): Promise<Batch | undefined> {
+  async restart(signal?: AbortSignal, place?: Point): Promise<Batch | undefined> {
     return this.#compare(await readView(this.#t, this.room, { limit: MAX_LIMIT }, signal), place);
   }
 
@@ -306,26 +309,27 @@ export class RoomCursor {
    * Whether a view that was read without a cursor belongs to the same room as a place (by default, the cursor's), as
    * far as it shows.
    */
-  #isSame(view: PolledView, { since, mark: known }: Pick<Place, 'since' | 'mark'> = this.place!): boolean {
+  #isSame(view: PolledView, { since, mark: known }: Point = this.place!): boolean {
     // An ephemeral room whose messages have expired reports 0, although its `seq` continues.
     if (view.lastSeq === 0 && roomClasses(this.room).e) return true;
     const mark = view.messages.find((m) => m.seq === since);
     return view.lastSeq >= since && (mark === undefined || known === undefined || mark.ts === known);
   }
 
-  #compare(view: PolledView, place?: Pick<Place, 'since' | 'mark'>): Batch | undefined {
+  #compare(view: PolledView, place?: Point): Batch | undefined {
     this.generation = view.generation ?? this.generation;
     if (this.#isSame(view, place)) {
       // With generations, the `seq` always continues.
       this.#hasExpired = view.lastSeq === 0 && this.generation === undefined && this.since! > 0;
       return undefined;
     }
-    return this.#recreated(view.messages, view, place?.since);
+    return this.#recreated(view.messages, view, place);
   }
 
-  #recreated(messages: Message[], view: PolledView, since: number = this.since!): Batch {
+  /** @param place the last one that is known to be in the room before; default: the cursor's */
+  #recreated(messages: Message[], view: PolledView, { since, mark }: Point = this.place!): Batch {
     const gap = new RingGap(this.room, since + 1, messages[0]?.seq ?? view.lastSeq + 1, 'recreated');
-    const before = this.#before(messages);
+    const before = this.#before(messages, mark);
     this.since = view.lastSeq;
     this.#isBlank = view.lastSeq === 0;
     this.#hasExpired = false;
@@ -370,10 +374,14 @@ export class RoomCursor {
     return { messages, gap, before: this.#before(messages) };
   }
 
-  /** When the first of the messages after a gap was written. */
-  #before([first]: readonly Message[]): number | undefined {
+  /**
+   * When the first of the messages after a gap was written.
+   *
+   * @param mark when the last one before it was
+   */
+  #before([first]: readonly Message[], mark: string | undefined = this.#mark): number | undefined {
     const at = first && writtenAt(first);
-    const last = writtenAt({ ts: this.#mark });
+    const last = writtenAt({ ts: mark });
     // If the service's clock was set back since the last message before the gap, it says nothing about those in
     // between.
     return at === undefined || (last !== undefined && at < last) ? undefined : at;

@@ -257,6 +257,29 @@ describe.each(PROFILES)('reading, %s', (profile) => {
     expect(value?.gap?.reason).toBe(profile === '0.7' ? 'recreated' : 'overflow');
   });
 
+  test('a room found to be another one only after some of it was read: all that was lost is older than it', async () => {
+    const w = world(profile);
+    for (let i = 0; i < 3; i++) await say('x', 'a', `${i}`, w.o);
+    let fails = false;
+    const fetch = faulty(w.o.fetch, () => (fails ? Promise.reject(broken()) : undefined));
+    const cursor = new RoomCursor(transportOf({ ...w.o, fetch }), 'x');
+    await cursor.toTail();
+    fails = true;
+    await expect(w.run(cursor.next(0))).rejects.toMatchObject({ code: 'unavailable' });
+    fails = false;
+    w.service.age('x', 8 * DAY);
+    await w.clock.advance(1000);
+    await say('elsewhere', 'a', 'runs the reaper', w.o);
+    const begun = w.clock.now();
+    for (let i = 0; i < 5; i++) {
+      await say('x', 'a', `new ${i}`, w.o);
+      await w.clock.advance(1000);
+    }
+    const batches = [(await cursor.next(0)).value, (await w.run(cursor.next(10))).value];
+    const recreated = batches.find((batch) => batch?.gap?.reason === 'recreated');
+    expect(recreated?.before).toBe(begun);
+  });
+
   test('a place that was set and left for the end of the room says nothing about what comes then', async () => {
     const w = world(profile);
     for (let i = 0; i < 3; i++) await say('x', 'a', `${i}`, w.o);

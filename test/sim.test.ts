@@ -63,6 +63,7 @@ test.each([
   [600589, '0.7'],
   [701070, '0.7'],
   [800699, '0.7'],
+  [851028, '0.7'],
 ] as const)('a world in which something once went wrong: %i, %s', async (seed, profile) => {
   expect((await simulate({ seed, profile })).violations).toEqual([]);
 });
