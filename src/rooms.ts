@@ -279,6 +279,8 @@ export class RoomCursor {
       // A new generation: the room was recreated, and its `seq` continues. A cursor at 0 has missed nothing of the old
       // room.
       if (known !== undefined && known !== view.generation && since > 0) {
+        // A lower one: the service lost its rooms, and counts from the beginning.
+        if (view.generation < known) return this.#begun(signal);
         return view.lastSeq < since ? this.restart(signal) : this.#recreated(fresh, view);
       }
     }
@@ -303,6 +305,13 @@ export class RoomCursor {
    */
   async restart(signal?: AbortSignal, place?: Point): Promise<Batch | undefined> {
     return this.#compare(await readView(this.#t, this.room, { limit: MAX_LIMIT }, signal), place);
+  }
+
+  /** Continues with the first message of a room that is known to be another one. */
+  async #begun(signal?: AbortSignal): Promise<Batch> {
+    const view = await readView(this.#t, this.room, { limit: MAX_LIMIT }, signal);
+    this.generation = view.generation;
+    return this.#recreated(view.messages, view);
   }
 
   /**

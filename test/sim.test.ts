@@ -64,6 +64,7 @@ test.each([
   [701070, '0.7'],
   [800699, '0.7'],
   [851028, '0.7'],
+  [900956, 'modern'],
 ] as const)('a world in which something once went wrong: %i, %s', async (seed, profile) => {
   expect((await simulate({ seed, profile })).violations).toEqual([]);
 });
