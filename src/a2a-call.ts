@@ -432,11 +432,17 @@ export async function* a2aStream(
         yield item;
         if (item.message || isLast(item)) return;
       }
-    } catch (cause) {
-      if (!isFirst && isRpc(cause, UNSUPPORTED_OPERATION)) {
+    } catch (thrown) {
+      let cause: unknown = thrown;
+      if (!isFirst && taskId !== undefined && isRpc(cause, UNSUPPORTED_OPERATION)) {
         // It ended while nobody watched.
-        yield { task: await a2aWait(to, taskId!, signer, again) };
-        return;
+        const task = await a2aGet(to, taskId, signer, again).catch((failure) => {
+          cause = failure;
+        });
+        if (task) {
+          yield { task };
+          return;
+        }
       }
       // Without its id, we cannot subscribe to a task that our message may have created.
       if (o.signal?.aborted || taskId === undefined || !isPassing(cause) || ++silent > MAX_SILENT) throw cause;

@@ -65,6 +65,7 @@ test.each([
   [800699, '0.7'],
   [851028, '0.7'],
   [900956, 'modern'],
+  [951679, '0.7'],
 ] as const)('a world in which something once went wrong: %i, %s', async (seed, profile) => {
   expect((await simulate({ seed, profile })).violations).toEqual([]);
 });
