@@ -504,14 +504,8 @@ class Server implements Listener {
 
   /** Admits one message, in order of its key. Its requests then run independently. */
   async #admit(m: Incoming, said: JsonObject | Json[], standing: Standing): Promise<void> {
-    if (isSpilled(said) && !this.#isReadable(m, said)) return this.#refuse(m, 'a long request');
     const digest = isSpilled(said) ? digestIn(said[FRAME_MEMBER]) : undefined;
-    if (isSpilled(said) && standing === 'finished') {
-      // What another server has read need not be read again.
-      if (digest !== undefined) await this.#elsewhere(m, [said], replyNamed([said]), digest);
-      return;
-    }
-    const frame = isSpilled(said) ? await this.#unspilled(m, said) : said;
+    const frame = isSpilled(said) ? await this.#unspilled(m, said, standing, digest) : said;
     if (!frame) return;
     const batch = Array.isArray(frame) ? frame : undefined;
     const members = batch ?? [frame];
@@ -605,17 +599,26 @@ class Server implements Listener {
     return undefined;
   }
 
-  #isReadable({ from }: Incoming, { id }: JsonObject): boolean {
-    return this.#long !== undefined && isId(id) && mayUseId(from, id);
-  }
-
-  /** Reads a request from notes; undefined, with an event and perhaps an error to the caller, if that fails. */
-  async #unspilled(m: Incoming, frame: JsonObject): Promise<JsonObject | undefined> {
-    const id = frame['id'] as Id;
+  /**
+   * Reads a request from notes; undefined if another server has, or, with an event and perhaps an error to the caller, if
+   * that fails.
+   */
+  async #unspilled(
+    m: Incoming,
+    frame: JsonObject,
+    standing: Standing,
+    digest: string | undefined,
+  ): Promise<JsonObject | undefined> {
+    const { id } = frame;
     const named = replyNamed([frame]);
+    if (!this.#long || !isId(id) || !mayUseId(m.from, id)) return this.#refuse(m, 'a long request');
+    if (standing === 'finished') {
+      if (digest !== undefined) await this.#elsewhere(m, [frame], named, digest);
+      return undefined;
+    }
     if (!(await this.#allows(m.from))) return this.#refuse(m, 'not allowed');
     try {
-      return await this.#long!.read(m.from, frame);
+      return await this.#long.read(m.from, frame);
     } catch (cause) {
       drop(this.#t, 'refused', m, { reason: 'a long request', cause });
       const reply = await this.#answering.to(m, named);
